@@ -1,0 +1,1 @@
+"""Measurements: each file a question, each result a JSON line under results/."""

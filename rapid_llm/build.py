@@ -1,0 +1,109 @@
+"""Config in, wired engine out. The one file that knows every layer: the machine at a glance."""
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from rapid_llm.checkpoint.source import CheckpointSource
+from rapid_llm.config import PAGE_SIZE, EngineConfig, ResolvedConfig, resolve
+from rapid_llm.engine.engine import Engine
+from rapid_llm.errors import CheckpointError
+from rapid_llm.kernels.device import current_device
+from rapid_llm.kernels.dispatcher.dispatch import choose
+from rapid_llm.ledger import StartupLedger
+from rapid_llm.models.config import ModelConfig
+from rapid_llm.models.registry import architecture
+from rapid_llm.modules.placement import Placement
+from rapid_llm.runtime.kv_pool import KVPool, check_bound
+from rapid_llm.runtime.weight_loader import load_weights
+from rapid_llm.runtime.worker import Worker
+
+Progress = Callable[[int, int, float], None]
+"""Called while weights load with bytes done, bytes in all, seconds so far."""
+
+
+def build_engine(
+    config: EngineConfig, source: CheckpointSource, ledger: StartupLedger, progress: Progress | None = None
+) -> Engine:
+    """Wire model, pool, worker, scheduler.
+
+    Raises:
+        ConfigError: a setting that this model or device cannot honour.
+        CheckpointError: tensors that are not the architecture's.
+        NoKernelError: an op that nothing serves here.
+    """
+    place = choose_placement(config)
+    model = source.config
+    with ledger.phase("model"):
+        tied_head = is_head_tied(source)
+        network = architecture(model.architecture).load()(
+            place, model, max_positions=config.max_model_len or model.max_position_embeddings, tied_head=tied_head
+        )
+    with ledger.phase("weights"):
+        ledger.note(str(load_weights(source, network.weights(), progress)))
+        if model.tie_word_embeddings and not tied_head and torch.equal(network.head.weight, network.embedding.weight):
+            network.head.share(network.embedding)
+    with ledger.phase("KV pool"):
+        resolved = resolve_sizes(config, model, place)
+        pool = build_pool(resolved, model, place)
+        ledger.note(f"KV pool of {resolved.max_kv_tokens:,} tokens, {pool.nbytes / 1e6:,.0f} MB when full")
+    with ledger.phase("engine"):
+        return Engine(resolved, Worker(resolved, place, network, pool, model.vocab_size))
+
+
+def choose_placement(config: EngineConfig) -> Placement:
+    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU."""
+    info = current_device(config.device)
+    dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
+    return Placement(info, torch.device(config.device or info.type), getattr(torch, dtype))
+
+
+def is_head_tied(source: CheckpointSource) -> bool:
+    """Whether the head is the embedding: the file decides, whatever the config wishes.
+
+    Raises:
+        CheckpointError: no head in the file of a model whose config says it has one of its own.
+    """
+    has_head = "lm_head.weight" in source.tensors
+    if not has_head and not source.config.tie_word_embeddings:
+        change = "set tie_word_embeddings to true if the embedding is meant to be the head, else load a complete checkpoint"
+        got, wanted = "tie_word_embeddings false and no such tensor", "the head's own matrix"
+        raise CheckpointError(f"{source.path}: lm_head.weight is missing", got=got, wanted=wanted, change=change)
+    return not has_head
+
+
+def resolve_sizes(config: EngineConfig, model: ModelConfig, place: Placement) -> ResolvedConfig:
+    """Settle every size, once the weights are in memory."""
+    row_bytes = 2 * model.num_kv_heads * model.head_dim * place.dtype.itemsize
+    is_cpu = place.device.type == "cpu"
+    return resolve(
+        config,
+        context=model.max_position_embeddings,
+        kv_bytes_per_token=model.num_layers * row_bytes,
+        free_bytes=free_host_bytes() if is_cpu else torch.cuda.mem_get_info(place.device)[0],
+        is_cpu=is_cpu,
+    )
+
+
+def build_pool(resolved: ResolvedConfig, model: ModelConfig, place: Placement) -> KVPool:
+    """Allocate the pool, once its kernels are known to address all of it."""
+    kv = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    attention = kv | {"num_heads": model.num_heads, "page_size": PAGE_SIZE}
+    addressed_by = (("update_kv_buffer", kv), ("flashattention2_nopad", attention), ("flash_decoding", attention))
+    readers = [choose(op, device=place.info, dtype=place.dtype_name, **sizes) for op, sizes in addressed_by]
+    check_bound(resolved.max_kv_tokens, 2 * model.num_kv_heads * model.head_dim, readers)
+    shape = (model.num_layers, resolved.num_pages, model.num_kv_heads, model.head_dim)
+    return KVPool(shape, place.dtype, place.device)
+
+
+def free_host_bytes() -> int:
+    """Memory that programs may still take on this host, in bytes."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

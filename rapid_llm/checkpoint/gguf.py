@@ -1,0 +1,120 @@
+"""GGUF files of the llama architecture: tensors by their Hugging Face names, dequantised, with rows in Hugging Face order."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_llm.checkpoint import name_map
+from rapid_llm.checkpoint.file_reader import TensorFiles
+from rapid_llm.checkpoint.generation import GenerationDefaults
+from rapid_llm.checkpoint.ggml_types import BLOCK_TYPES, GGML_TYPE_NAMES, BlockType, dequantise
+from rapid_llm.checkpoint.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from rapid_llm.checkpoint.source import TensorInfo, TokenizerMetadata, TokenizerSource
+from rapid_llm.errors import CheckpointError
+from rapid_llm.models.config import ModelConfig
+
+_BY_DTYPE = {kind.dtype: kind for kind in BLOCK_TYPES.values()}
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
+
+
+class GgufCheckpoint:
+    """One GGUF file. See CheckpointSource.
+
+    Raises:
+        CheckpointError: a file that is cut or corrupt, or holds an architecture, tensor or tensor type that is not served.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.path = file
+        self._files = TensorFiles()
+        reader = self._files.open(file)
+        header = read_gguf_header(reader)
+        if header.metadata.get("split.count", 0) not in (0, 1):
+            got = f"one of {header.metadata['split.count']} parts"
+            raise CheckpointError(
+                f"{file} is a part of a split file", got=got, wanted="one file", change="merge it: gguf-split --merge"
+            )
+        config = ModelConfig.from_gguf(header.metadata, file)
+        self.tensors = _tensor_table(header, file, reader.size)
+        self.config = _settle_by_tensors(config, self.tensors)
+        self.generation = GenerationDefaults()
+        self.tokenizer_source: TokenizerSource = TokenizerMetadata(header.metadata, file)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Values of a tensor, dequantised to float32; F16 tensors stay float16. See CheckpointSource."""
+        info = self.tensors[name]
+        kind = _BY_DTYPE[info.dtype]
+        rows = self._files.raw(info).reshape(info.shape[0], -1)
+        rows = _unpermuted(rows, name, self.config)
+        if kind.dequantise is None:
+            values = rows.reshape(-1).view(_NUMPY_DTYPES[info.dtype]).reshape(info.shape)
+            return values if values.flags.aligned else values.copy()
+        return dequantise(rows.reshape(-1, kind.block_bytes), kind).reshape(info.shape)
+
+    def close(self) -> None:
+        """Give back file handle and window."""
+        self._files.close()
+
+
+def _unpermuted(rows: NDArray[np.uint8], name: str, config: ModelConfig) -> NDArray[np.uint8]:
+    """Rows of a q or k projection back in Hugging Face order; other tensors as they are.
+
+    ggml's llama rotates neighbouring pairs (2i, 2i + 1), Hugging Face's the halves (i, i + head_dim / 2), so the converter
+    interleaves the halves of each head. Whole rows move, so this works on quantised bytes.
+    """
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+    if heads is None or len(rows) % (2 * heads):
+        return rows
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _settle_by_tensors(config: ModelConfig, tensors: dict[str, TensorInfo]) -> ModelConfig:
+    """What GGUF metadata leaves to the tensor table: tied embeddings and biases."""
+    return replace(
+        config,
+        tie_word_embeddings="lm_head.weight" not in tensors,
+        attention_bias=any(name.endswith("_proj.bias") and ".self_attn." in name for name in tensors),
+        mlp_bias=any(name.endswith("_proj.bias") and ".mlp." in name for name in tensors),
+    )
+
+
+def _tensor_table(header: GgufHeader, file: Path, file_size: int) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    end = header.data_start
+    for stored in sorted(header.tensors, key=lambda tensor: tensor.offset):
+        info = _tensor_info(stored, file, header.data_start)
+        if info.name in tensors:
+            raise CheckpointError(f"{file}: tensor {stored.name!r} stands twice", change="convert the file again")
+        if info.offset < end:
+            problem, wanted = f"{file}: tensor {stored.name!r} overlaps another", f"data from byte {end:,} on"
+            raise CheckpointError(problem, got=f"from {info.offset:,}", wanted=wanted, change="fetch the file again")
+        end = info.offset + info.nbytes
+        if end > file_size:
+            got, wanted = f"{file_size:,} bytes", f"{end:,} for tensor {stored.name!r}"
+            raise CheckpointError(f"{file} is truncated", got=got, wanted=wanted, change="fetch the file again")
+        tensors[info.name] = info
+    return tensors
+
+
+def _tensor_info(stored: GgufTensor, file: Path, data_start: int) -> TensorInfo:
+    kind = _block_type(stored, file)
+    if stored.shape[-1] % kind.block_elements:
+        problem, wanted = f"{file}: tensor {stored.name!r} has broken blocks", f"rows of a multiple of {kind.block_elements}"
+        raise CheckpointError(problem, got=f"rows of {stored.shape[-1]}", wanted=wanted, change="fetch the file again")
+    num_elements = 1
+    for size in stored.shape:
+        num_elements *= size
+    name = name_map.from_gguf(stored.name, file)
+    nbytes = num_elements // kind.block_elements * kind.block_bytes
+    return TensorInfo(name, stored.shape, kind.dtype, file, nbytes, data_start + stored.offset)
+
+
+def _block_type(stored: GgufTensor, file: Path) -> BlockType:
+    type_name = GGML_TYPE_NAMES.get(stored.type_id, f"number {stored.type_id}")
+    if type_name not in BLOCK_TYPES:
+        problem, wanted = f"{file}: tensor {stored.name!r} is of a type that is not supported", " | ".join(BLOCK_TYPES)
+        raise CheckpointError(problem, got=type_name, wanted=wanted, change="convert the model to one of those")
+    return BLOCK_TYPES[type_name]

@@ -1,0 +1,49 @@
+"""One set of tensor names: Hugging Face's. GGUF names are translated; buffers that old folders stored by accident are dropped."""
+
+import re
+from pathlib import Path
+
+from rapid_llm.errors import CheckpointError
+
+_GGUF_WHOLE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_GGUF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GGUF_LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
+
+
+def from_gguf(name: str, file: Path) -> str:
+    """The Hugging Face name of a tensor of the GGUF llama architecture.
+
+    Raises:
+        CheckpointError: a tensor that this architecture has no use for here; its values would be ignored, and the text wrong.
+    """
+    if name in _GGUF_WHOLE:
+        return _GGUF_WHOLE[name]
+    match = _GGUF_LAYER_NAME.fullmatch(name)
+    if match and match[2] in _GGUF_LAYER:
+        return f"model.layers.{match[1]}.{_GGUF_LAYER[match[2]]}.{match[3]}"
+    if name == "rope_freqs.weight":
+        problem = f"{file}: tensor {name!r} scales the rotary frequencies"
+        raise CheckpointError(
+            problem, got="rope type llama3", wanted="rope type default", change="use a model without rope scaling"
+        )
+    wanted = "tensors of the llama architecture"
+    raise CheckpointError(f"{file}: tensor {name!r} is unknown", wanted=wanted, change="use a checkpoint of a supported model")
+
+
+def is_stored_buffer(name: str) -> bool:
+    """Whether a tensor of a folder is a buffer that every loader computes by itself (old exports hold rotary frequencies)."""
+    return name.endswith(".rotary_emb.inv_freq")

@@ -1,0 +1,230 @@
+"""Every knob a user may set, and resolve(), which leaves no "auto" and no None. Torch-free."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any
+
+from rapid_llm.errors import ConfigError, RequestError
+
+PAGE_SIZE = 16
+"""Pool rows a page holds: the unit of KV allocation."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What a user asks of an engine; None means "choose for me".
+
+    Attributes:
+        model: a folder in Hugging Face layout or a .gguf file; None is the embedded SmolLM2-135M-Instruct.
+        device: "cpu" or "cuda"; None takes a GPU where there is one.
+        dtype: "float32", "bfloat16" or "float16"; None is float32 on a CPU and bfloat16 on a GPU.
+        max_model_len: longest prompt plus answer, in tokens; None is the model's own context.
+        max_num_seqs: sequences that run at once.
+        max_batched_tokens: tokens of one step, prefill chunks and decodes together.
+        max_kv_tokens: rows of the KV pool, rounded up to pages; None sizes it from ``memory_fraction``. It may be smaller
+            than the context: only a request that cannot fit is refused.
+        memory_fraction: share of the free device memory that the KV pool may take when ``max_kv_tokens`` is None.
+    """
+
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 2048
+    max_kv_tokens: int | None = None
+    memory_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(
+                "dtype is not supported", got=repr(self.dtype), wanted=" | ".join(DTYPES), change="pass one of those"
+            )
+        if self.device is not None and self.device.split(":")[0] not in ("cpu", "cuda"):
+            raise ConfigError("device is not supported", got=repr(self.device), wanted="cpu | cuda", change="pass one of those")
+        for name in ("max_model_len", "max_num_seqs", "max_batched_tokens", "max_kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or value < 1):
+                raise ConfigError(f"{name} is out of range", got=repr(value), wanted="an integer >= 1", change="raise it")
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            got = repr(self.memory_fraction)
+            raise ConfigError(
+                "memory_fraction is out of range", got=got, wanted="0 < value <= 1", change="pass a share of memory"
+            )
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> "EngineConfig":
+        """Build one from keywords; an unknown keyword is a ConfigError that names the nearest known one."""
+        refuse_unknown(options, (field.name for field in fields(cls)), "engine setting")
+        return cls(**options)
+
+
+def refuse_unknown(options: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raise ConfigError for the first of ``options`` that is not ``known``, naming the nearest known one."""
+    known = sorted(known)
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            change = f"did you mean {near[0]}?" if near else "remove it"
+            raise ConfigError(f"unknown {what} {name!r}", wanted="one of " + ", ".join(known), change=change.rstrip("?"))
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """An EngineConfig in which every choice is made. Sizes in tokens; the pool holds ``num_pages * PAGE_SIZE`` rows."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    num_pages: int
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Rows of the KV pool."""
+        return self.num_pages * PAGE_SIZE
+
+    @property
+    def pages_per_sequence(self) -> int:
+        """Width of the page table: pages of the longest sequence."""
+        return pages_for(self.max_model_len)
+
+
+def pages_for(num_tokens: int) -> int:
+    """Pages that hold ``num_tokens`` rows."""
+    return -(-num_tokens // PAGE_SIZE)
+
+
+def resolve(config: EngineConfig, *, context: int, kv_bytes_per_token: int, free_bytes: int, is_cpu: bool) -> ResolvedConfig:
+    """Make every choice of ``config`` that needs the model and the device.
+
+    Args:
+        config: the user's wishes.
+        context: longest sequence the model was made for, in tokens.
+        kv_bytes_per_token: bytes that one token's K and V take over all layers.
+        free_bytes: memory that is free on the device once weights are loaded.
+        is_cpu: whether the device is the host itself, which keeps most of its memory for others.
+
+    Raises:
+        ConfigError: a context past the model's, or no room for a single page.
+    """
+    max_model_len = config.max_model_len or context
+    if max_model_len > context:
+        wanted = f"at most {context}, which the model was made for"
+        raise ConfigError("max_model_len is too long", got=str(max_model_len), wanted=wanted, change="lower it")
+    if config.max_kv_tokens is not None:
+        num_pages = pages_for(config.max_kv_tokens)
+        if num_pages * PAGE_SIZE * kv_bytes_per_token > free_bytes:
+            got = f"{config.max_kv_tokens} tokens ({num_pages * PAGE_SIZE * kv_bytes_per_token / 1e9:.2f} GB)"
+            raise ConfigError(
+                "the KV pool does not fit", got=got, wanted=f"at most {free_bytes / 1e9:.2f} GB", change="lower max_kv_tokens"
+            )
+    else:
+        share = config.memory_fraction or (0.25 if is_cpu else 0.9)
+        affordable = int(free_bytes * share) // (kv_bytes_per_token * PAGE_SIZE)
+        # On a host more than a few contexts is memory that nobody asked for: the pool is touched page by page, but counted whole.
+        useful = pages_for(max_model_len) * (min(4, config.max_num_seqs) if is_cpu else config.max_num_seqs)
+        num_pages = min(affordable, useful)
+    if num_pages < 1:
+        got = f"{free_bytes / 1e6:.0f} MB free for the KV pool"
+        wanted = f"{PAGE_SIZE * kv_bytes_per_token / 1e6:.1f} MB for one page"
+        raise ConfigError("no room for the KV pool", got=got, wanted=wanted, change="free memory or raise memory_fraction")
+    return ResolvedConfig(max_model_len, config.max_num_seqs, config.max_batched_tokens, num_pages)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the answer to one request is drawn and where it ends. The defaults are plain sampling to the end of the context.
+
+    Attributes:
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_p: keep the shortest most-likely prefix that holds this mass, in (0, 1]; 1 is off.
+        top_k: keep the k most likely tokens; 0, -1 or anything from the vocabulary's size up is off. Applied before top_p.
+        min_p: drop tokens less likely than this share of the most likely one, in [0, 1]; 0 is off.
+        seed: noise is a function of (seed, position) alone, so a seed gives the same text in any batch; None draws one.
+        max_tokens: most new tokens; None is the rest of the context.
+        stop: a string or several; the answer ends before the first that appears. Matched on text, across tokens.
+        stop_token_ids: ids that end the answer, beside the model's own end-of-text ids.
+        ignore_eos: go on past the model's end-of-text ids (not past ``stop`` and ``stop_token_ids``).
+        logprobs: None, or how many of the likeliest tokens to report for each step beside the chosen one (0 to 20). The
+            values are natural logs of the model's own distribution, before temperature and filters.
+        skip_special_tokens: leave special tokens out of the text.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: str | tuple[str, ...] | list[str] | None = None
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, 0.0, math.inf, "a finite number >= 0")
+        _check_number("top_p", self.top_p, 0.0, 1.0, "0 < top_p <= 1", open_low=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0, "0 <= min_p <= 1")
+        _check_int("top_k", self.top_k, -1, None, "an integer >= -1 (0 and -1 are off)")
+        _check_int("seed", self.seed, -(2**63), 2**63 - 1, "a 64-bit integer or None", optional=True)
+        _check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1 or None", optional=True)
+        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS} or None", optional=True)
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise _refused(name, getattr(self, name), "True or False")
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _id_tuple(self.stop_token_ids))
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple."""
+        return self.stop if isinstance(self.stop, tuple) else ()
+
+    def with_defaults(self, **values: Any) -> "SamplingParams":
+        """A copy in which each given value that is not None replaces this one's."""
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _refused(name: str, value: Any, wanted: str) -> RequestError:
+    return RequestError(f"{name} is out of range", got=repr(value), wanted=wanted, change=f"pass another {name}")
+
+
+def _check_number(name: str, value: Any, low: float, high: float, wanted: str, *, open_low: bool = False) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not low <= value <= high or (open_low and value == low):
+        raise _refused(name, value, wanted)
+
+
+def _check_int(name: str, value: Any, low: int, high: int | None, wanted: str, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not _is_int(value) or value < low or (high is not None and value > high):
+        raise _refused(name, value, wanted)
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    texts = (
+        () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, tuple | list) else (None,)
+    )
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise _refused("stop", stop, "a non-empty string or a list of them")
+    return texts
+
+
+def _id_tuple(ids: Any) -> tuple[int, ...]:
+    if ids is None:
+        return ()
+    if not isinstance(ids, tuple | list) or not all(_is_int(token) and token >= 0 for token in ids):
+        raise _refused("stop_token_ids", ids, "a list of token ids >= 0")
+    return tuple(ids)

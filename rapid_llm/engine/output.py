@@ -1,0 +1,71 @@
+"""What a user gets back: RequestOutput, in the shape that users of vLLM know."""
+
+from dataclasses import dataclass, field
+
+from rapid_llm.engine.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The natural log of one token's probability, from the model's own distribution.
+
+    Attributes:
+        logprob: the value.
+        rank: 1 for the likeliest; None for a chosen token that is not among those reported.
+        decoded_token: its text.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer.
+
+    Attributes:
+        index: which of the request's answers.
+        text: what it says so far; ends before a stop string.
+        token_ids: its ids, no end-of-text id among them.
+        finish_reason: "stop" (end of text or a stop string), "length", "abort", "error"; None while it goes on.
+        stop_reason: the stop string or id of ``stop_token_ids`` that ended it, if one did.
+        logprobs: a dict by token id for each of ``token_ids``; None unless asked for.
+        delta: in a stream, the text that is new since the output before.
+    """
+
+    index: int = 0
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    delta: str = ""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the chosen tokens' log-probs; None unless asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(entry[token].logprob for token, entry in zip(self.token_ids, self.logprobs, strict=True))
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its answers.
+
+    Attributes:
+        request_id: the id it ran under.
+        prompt: its text; None when ids were given.
+        prompt_token_ids: its ids, special tokens included.
+        outputs: the answers (one).
+        finished: whether nothing more will come.
+        error: why the request failed, when finish_reason is "error".
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    error: str | None = None

@@ -1,0 +1,92 @@
+"""A request as the token half of the engine sees it: ids, pages and counters. It knows no text."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rapid_llm.step import SampledToken
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What the device samples a request by and where its ids end.
+
+    Attributes:
+        max_new_tokens: most ids to sample; prompt plus these never pass the context.
+        end_ids: the model's own end-of-text ids; they end the request and are not part of its output.
+        stop_ids: ids that the user asked to end it; not part of its output either.
+        temperature, top_k, top_p, min_p, seed, logprobs: as in step.SlotSetup.
+    """
+
+    max_new_tokens: int
+    end_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    logprobs: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request's life in the token half.
+
+    Attributes:
+        id: unique among the requests that are alive.
+        prompt_len: ids of the prompt.
+        token_ids: prompt, then every output id that has been collected.
+        num_computed: leading tokens whose K and V the submitted steps write.
+        num_in_flight: sampled ids that the device still holds (0 or 1).
+        holds_newest: whether the device keeps the newest id in this slot (not after a preemption).
+        slot: device slot while it runs.
+        pages: its pages in order, while it runs.
+        num_preemptions: times it lost its pages and was computed anew.
+        finish_reason: None while it is alive.
+    """
+
+    id: str
+    token_ids: list[int]
+    rules: TokenRules
+    prompt_len: int = field(init=False)
+    num_computed: int = 0
+    num_in_flight: int = 0
+    holds_newest: bool = False
+    slot: int | None = None
+    pages: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence, those in flight included."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens whose K and V no submitted step writes yet; 0 once the last id that may be asked for is in flight."""
+        if self.num_tokens - self.prompt_len >= self.rules.max_new_tokens:
+            return 0
+        return self.num_tokens - self.num_computed
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one step brought to one request.
+
+    Attributes:
+        request_id: whose.
+        token: the new token; None when it was an end id or the request failed.
+        finish_reason: set with the last output of a request.
+        stop_id: the id of ``stop_ids`` that ended it, if one did.
+    """
+
+    request_id: str
+    token: SampledToken | None
+    finish_reason: FinishReason | None
+    stop_id: int | None = None

@@ -1,0 +1,124 @@
+"""Who runs in the next step and how many tokens each: first come, first served, continuous batching, chunked prefill.
+
+Decodes and prefill chunks share one token budget. A sequence that outgrows the pool takes the pages of the one admitted
+last, which is computed anew later (preemption by recompute); noise hangs on (seed, position) alone, so its text stays the same.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rapid_llm.config import ResolvedConfig, pages_for
+from rapid_llm.engine.request import Request
+from rapid_llm.kvcache.page_allocator import PageAllocator
+from rapid_llm.step import Chunk, PageUpdate, SlotSetup, StepPlan
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A plan for the device and the requests that its sampled ids belong to, by slot."""
+
+    plan: StepPlan
+    sampled: dict[int, Request] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Holds the queues; hands out device slots and pages."""
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        self.max_batched_tokens = config.max_batched_tokens
+        self.allocator = PageAllocator(config.num_pages)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+
+    def add(self, request: Request) -> None:
+        """Queue a request whose whole length fits the pool (the engine has checked)."""
+        self.waiting.append(request)
+
+    def schedule(self) -> ScheduledStep | None:
+        """Plan the next step; None when nothing can run."""
+        step = ScheduledStep(StepPlan())
+        budget = self.max_batched_tokens
+        for request in list(self.running):
+            count = min(request.num_to_compute, budget)
+            if count == 0 or request.slot is None:  # all ids are in flight, the budget is spent, or it was just preempted
+                continue
+            if self._grow(request, count, step):
+                self._place(request, count, step)
+                budget -= count
+        # Whoever gave way just now heads the queue and cannot come straight back: it needs all the pages that it gave.
+        self._admit(budget, step)
+        return step if step.plan.decodes or step.plan.prefills else None
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, whatever state it is in, and free what it holds.
+
+        A step in flight may still write one row for it. Steps run in order, so whoever is given the page next writes after that.
+        """
+        if request.slot is None:
+            if request in self.waiting:
+                self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self._release(request)
+
+    def _admit(self, budget: int, step: ScheduledStep) -> None:
+        """Start waiting requests in their order while budget, slots and pages for the whole of each are there."""
+        while self.waiting and budget and self._free_slots:
+            request = self.waiting[0]
+            if pages_for(request.num_tokens) > self.allocator.num_free:
+                return
+            self.waiting.popleft()
+            request.slot = self._free_slots.pop()
+            self.running.append(request)
+            rules = request.rules
+            values = (rules.temperature, rules.top_k, rules.top_p, rules.min_p, rules.seed, rules.logprobs)
+            step.plan.slots.append(SlotSetup(request.slot, *values))
+            count = min(request.num_to_compute, budget)
+            self._grow(request, count, step)
+            self._place(request, count, step)
+            budget -= count
+
+    def _grow(self, request: Request, count: int, step: ScheduledStep) -> bool:
+        """Give ``request`` pages for ``count`` more tokens; False when it had to give way itself."""
+        missing = pages_for(request.num_computed + count) - len(request.pages)
+        while (pages := self.allocator.allocate(missing)) is None:
+            # Those behind it in the queue came later, so they are not part of this plan yet.
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        for page in pages:
+            step.plan.pages.append(PageUpdate(request.slot or 0, len(request.pages), page))
+            request.pages.append(page)
+        return True
+
+    def _place(self, request: Request, count: int, step: ScheduledStep) -> None:
+        """Put ``count`` tokens of ``request`` into the plan."""
+        slot, start, end = request.slot or 0, request.num_computed, request.num_computed + count
+        samples = end == request.num_tokens
+        # The id sampled last in this slot is on the device, collected or not; every other id is known here.
+        newest = request.holds_newest and count == 1
+        chunk = Chunk(slot, start, () if newest else tuple(request.token_ids[start:end]), samples)
+        (step.plan.decodes if count == 1 else step.plan.prefills).append(chunk)
+        request.num_computed = end
+        if samples:
+            request.num_in_flight += 1
+            request.holds_newest = True
+            step.sampled[slot] = request
+
+    def _preempt(self, request: Request) -> None:
+        """Take slot and pages from a running request and put it at the head of the queue, to be computed anew."""
+        self.running.remove(request)
+        self._release(request)
+        request.num_computed = 0
+        request.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _release(self, request: Request) -> None:
+        self.allocator.free(request.pages)
+        request.pages = []
+        if request.slot is not None:
+            self._free_slots.append(request.slot)
+        request.slot = None
+        request.holds_newest = False

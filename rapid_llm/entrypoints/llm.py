@@ -1,0 +1,252 @@
+"""LLM: both halves of the engine in one process, as a Python object."""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+from rapid_llm.config import EngineConfig, SamplingParams
+from rapid_llm.engine.engine import check_fits
+from rapid_llm.engine.output import CompletionOutput, RequestOutput
+from rapid_llm.engine.request import Request, TokenRules
+from rapid_llm.engine.templates import render
+from rapid_llm.engine.text import TextRequest
+from rapid_llm.engine.tokenizer import Tokenizer, end_ids
+from rapid_llm.errors import RequestError
+from rapid_llm.ledger import StartupLedger
+
+if TYPE_CHECKING:
+    from rapid_llm.checkpoint.source import CheckpointSource
+
+MAX_TOP_K = 2**31 - 1
+"""Larger values are as good as off, and the device keeps int32."""
+
+Prompt = str | Sequence[int]
+"""Text, or token ids that are taken as they are."""
+Encoded = tuple[str | None, list[int]]
+"""A prompt's text, if it came as one, and its ids."""
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...}."""
+
+
+class LLM:
+    """A model ready to answer.
+
+    Args:
+        model: a folder in Hugging Face layout or a .gguf file; None is the embedded SmolLM2-135M-Instruct.
+        device: "cpu" or "cuda"; None takes a GPU where there is one.
+        dtype: "float32", "bfloat16", "float16"; None is float32 on a CPU and bfloat16 on a GPU.
+        max_model_len: longest prompt plus answer in tokens; None is the model's own context.
+        ledger: where start-up phases are noted; None starts a new one.
+        progress: called while weights load with bytes done, bytes in all, seconds so far.
+        options: the other fields of EngineConfig.
+
+    Raises:
+        ConfigError: a setting that is unknown or that this model or device cannot honour.
+        CheckpointError: a checkpoint that is missing, broken or of a kind that is not read.
+
+    Methods may be called from several threads; their requests share the steps.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_model_len: int | None = None,
+        *,
+        ledger: StartupLedger | None = None,
+        progress: Callable[[int, int, float], None] | None = None,
+        **options: Any,
+    ) -> None:
+        given = {"model": model, "device": device, "dtype": dtype, "max_model_len": max_model_len, **options}
+        self.config = EngineConfig.from_options(given)
+        self.ledger = StartupLedger() if ledger is None else ledger
+        # The file is opened and the tokenizer made while torch is imported: neither needs the other.
+        with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
+            opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(self._open)
+            with self.ledger.phase("import torch"):
+                from rapid_llm.build import build_engine
+            self._source, self.tokenizer = opened.result()
+        self._end_ids = end_ids(self._source, self.tokenizer)
+        self._engine = build_engine(self.config, self._source, self.ledger, progress)
+        self._live: dict[str, TextRequest] = {}
+        self._numbers = count()
+        self._lock = threading.RLock()
+
+    def _open(self) -> "tuple[CheckpointSource, Tokenizer]":
+        from rapid_llm.checkpoint.embedded import find_embedded_model
+        from rapid_llm.checkpoint.open import open_checkpoint
+
+        with self.ledger.phase("open checkpoint"):
+            source = open_checkpoint(find_embedded_model() if self.config.model is None else self.config.model)
+        with self.ledger.phase("tokenizer"):
+            return source, Tokenizer.from_checkpoint(source)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Continue each prompt as it stands.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            params: for all, or one for each; None is SamplingParams().
+
+        Returns: one output a prompt, in their order.
+        Raises: RequestError when any prompt or value is refused; then none has run.
+        """
+        each = [prompts] if is_single_prompt(prompts) else list(prompts)
+        encoded = [self._encode(prompt) for prompt in each]
+        return self._run(encoded, self._params_for(len(each), params, SamplingParams()))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several, through the model's chat template.
+
+        Args:
+            messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
+            params: for all, or one for each; None takes the sampling values of the model's generation_config.
+
+        Returns: one output a conversation, in their order.
+        Raises: RequestError when anything is refused; then none has run.
+        """
+        each: list[Any] = [messages] if is_conversation(messages) else list(messages)
+        encoded = [self._encode_chat(conversation) for conversation in each]
+        return self._run(encoded, self._params_for(len(each), params, self.default_chat_params()))
+
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Yield the output as it grows: a conversation goes through the chat template, anything else is continued as it stands.
+
+        Each item is the same object, brought up to date: ``.outputs[0].text`` is everything so far, ``.outputs[0].delta`` what
+        is new. Leaving the loop ends the request.
+
+        Raises: RequestError at once, before anything is yielded, when prompt or params are refused.
+        """
+        if is_conversation(prompt):
+            encoded, default = self._encode_chat(cast("Sequence[Message]", prompt)), self.default_chat_params()
+        else:
+            encoded, default = self._encode(prompt), SamplingParams()
+        [params] = self._params_for(1, params, default)
+        [request] = self._add([encoded], [params])
+        return self._follow(request)
+
+    def default_chat_params(self) -> SamplingParams:
+        """SamplingParams with the values that the model's generation_config recommends."""
+        defaults = self._source.generation
+        return SamplingParams().with_defaults(
+            temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k, min_p=defaults.min_p
+        )
+
+    def _follow(self, request: TextRequest) -> Iterator[RequestOutput]:
+        sent = 0
+        try:
+            while not request.finished:
+                self._step()
+                if len(request.answer.token_ids) > sent or request.finished:
+                    sent = len(request.answer.token_ids)
+                    yield request.output
+        finally:
+            self._drop(request)
+
+    def _run(self, encoded: list[Encoded], params: list[SamplingParams]) -> list[RequestOutput]:
+        requests = self._add(encoded, params)
+        try:
+            while not all(request.finished for request in requests):
+                self._step()
+        finally:
+            for request in requests:
+                self._drop(request)
+        return [request.output for request in requests]
+
+    def _add(self, encoded: list[Encoded], params: list[SamplingParams]) -> list[TextRequest]:
+        """Queue all, or raise and queue none."""
+        rules = [self._rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
+        requests = []
+        with self._lock:
+            for (text, ids), its, its_rules in zip(encoded, params, rules, strict=True):
+                output = RequestOutput(str(next(self._numbers)), text, ids, [CompletionOutput()])
+                requests.append(TextRequest(output, its, self.tokenizer))
+                self._live[output.request_id] = requests[-1]
+                self._engine.add(Request(output.request_id, list(ids), its_rules))
+        return requests
+
+    def _step(self) -> None:
+        """Run one step for everybody and bring each request its share."""
+        with self._lock:
+            for update in self._engine.step():
+                request = self._live[update.request_id]
+                self.ledger.mark_first_token()
+                if request.take(update):
+                    self._engine.abort(update.request_id)
+
+    def _drop(self, request: TextRequest) -> None:
+        with self._lock:
+            self._live.pop(request.output.request_id, None)
+            if not request.finished:
+                self._engine.abort(request.output.request_id)
+
+    def _rules(self, ids: list[int], params: SamplingParams) -> TokenRules:
+        """What the token half needs to know; refuses what can never run."""
+        config = self._engine.config
+        room = min(config.max_model_len, config.max_kv_tokens + 1) - len(ids)
+        max_new_tokens = max(room, 1) if params.max_tokens is None else params.max_tokens
+        check_fits(config, len(ids), max_new_tokens)
+        vocab_size = self._source.config.vocab_size
+        if wrong := [token for token in (*ids, *(params.stop_token_ids or ())) if not 0 <= token < vocab_size]:
+            wanted = f"ids from 0 to {vocab_size - 1}"
+            raise RequestError(
+                "token id out of the vocabulary", got=str(wrong[0]), wanted=wanted, change="send ids of this model"
+            )
+        return TokenRules(
+            max_new_tokens=max_new_tokens,
+            end_ids=frozenset() if params.ignore_eos else self._end_ids,
+            stop_ids=frozenset(params.stop_token_ids or ()),
+            temperature=params.temperature,
+            top_k=min(max(params.top_k, 0), MAX_TOP_K),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            logprobs=-1 if params.logprobs is None else params.logprobs,
+        )
+
+    def _encode(self, prompt: Any) -> Encoded:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt, add_special_tokens=True)
+        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+        if is_list and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return None, list(prompt)
+        wanted = "a string or a list of token ids"
+        raise RequestError(
+            "prompt of the wrong type", got=f"{type(prompt).__name__} {prompt!r:.80}", wanted=wanted, change="pass one of those"
+        )
+
+    def _encode_chat(self, messages: Sequence[Message]) -> Encoded:
+        text = render(
+            messages, self.tokenizer.chat_template, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token
+        )
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
+
+    @staticmethod
+    def _params_for(number: int, params: Any, default: SamplingParams) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or default] * number
+        each = list(params)
+        if len(each) != number or not all(isinstance(one, SamplingParams) for one in each):
+            got, wanted = f"{len(each)} values", f"one SamplingParams, or {number} of them"
+            raise RequestError("params do not match the prompts", got=got, wanted=wanted, change="pass one for each prompt")
+        return each
+
+
+def is_single_prompt(prompts: Any) -> bool:
+    """Whether ``prompts`` is one prompt: a text or a list of ids (an empty list is an empty prompt)."""
+    return not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes) or not prompts or isinstance(prompts[0], int)
+
+
+def is_conversation(messages: Any) -> bool:
+    """Whether ``messages`` is one conversation, and neither several nor a prompt."""
+    return isinstance(messages, Sequence) and not isinstance(messages, str) and (not messages or isinstance(messages[0], Mapping))

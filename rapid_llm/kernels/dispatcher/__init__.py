@@ -1,0 +1,1 @@
+"""Which row serves an op, and why: catalog, evidence, ranking, dispatch, explain. Torch-free."""

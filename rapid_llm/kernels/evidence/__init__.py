@@ -1,0 +1,1 @@
+"""Shipped evidence: one <device>.json each, written by verify runs."""

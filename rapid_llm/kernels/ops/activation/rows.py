@@ -1,0 +1,41 @@
+"""Rows and contract of the activation family."""
+
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+SWIGLU = Contract(
+    op="swiglu",
+    summary="silu(gate) * up over a fused gate-up row",
+    phase="both",
+    tensors=(
+        TensorArg("gate_up", ("num_tokens", "2*d"), views=("row_strided", "offset")),
+        TensorArg("out", ("num_tokens", "d"), written=True, views=("row_strided", "offset")),
+    ),
+    dtypes=FLOATS,
+    maxima={"num_tokens": 1 << 20, "d": 1 << 17},
+    sweep=(
+        {"num_tokens": 0, "d": 64},
+        {"num_tokens": 1, "d": 128},
+        {"num_tokens": 7, "d": 1000},
+        {"num_tokens": 3, "d": 1025},
+        {"num_tokens": 130, "d": 1536},
+    ),
+    defaults={"num_tokens": 1, "d": 14336},
+    hard=("large_magnitude",),
+)
+
+FAMILY = Family(
+    name="activation",
+    contracts=(SWIGLU,),
+    rows=(
+        KernelSpec(
+            op="swiglu",
+            name="torch.swiglu",
+            target="rapid_llm.kernels.ops.fallback.activation:swiglu",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Attention through the page table, one module per mapping."""

@@ -1,0 +1,131 @@
+"""Rows and contracts of the attention family: one op for each mapping, prefill and decode."""
+
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def _sizes(heads: tuple[int, int], head_dim: int, num_seqs: int, q_len: int, kv_len: int, page_size: int = 16) -> dict[str, int]:
+    """One entry of a sweep; ``heads`` is (num_heads, num_kv_heads), the lengths are those of the longest sequence."""
+    return {
+        "num_heads": heads[0],
+        "num_kv_heads": heads[1],
+        "head_dim": head_dim,
+        "page_size": page_size,
+        "num_seqs": num_seqs,
+        "q_len": q_len,
+        "kv_len": kv_len,
+    }
+
+
+_POOL_DIMS = ("num_rows", "num_kv_heads", "head_dim")
+_POOLS_AND_TABLE = (
+    TensorArg("k_pool", _POOL_DIMS, views=("row_strided",)),
+    TensorArg("v_pool", _POOL_DIMS, views=("row_strided",)),
+    TensorArg("page_table", ("num_table_rows", "num_columns"), dtype="int32", views=("row_strided", "offset")),
+    TensorArg("table_rows", ("num_seqs",), dtype="int32", views=("offset",)),
+)
+_TABLE_IDS = {
+    "page_table": "0 <= id < num_rows / page_size in the columns that seq_lens reaches; the others may hold anything",
+    "table_rows": "0 <= id < num_table_rows",
+}
+_MAXIMA = {"num_heads": 256, "num_kv_heads": 256, "head_dim": 512, "page_size": 256, "num_seqs": 1 << 16, "kv_len": 1 << 22}
+
+FLASHATTENTION2_NOPAD = Contract(
+    op="flashattention2_nopad",
+    summary="causal attention of packed ragged prompts, or chunks of them, over keys that are read through the page table",
+    phase="prefill",
+    tensors=(
+        TensorArg("q", ("num_tokens", "num_heads", "head_dim"), views=("row_strided", "strided", "offset")),
+        *_POOLS_AND_TABLE,
+        TensorArg("cu_seqlens_q", ("num_seqs+1",), dtype="int32", views=("offset",)),
+        TensorArg("seq_lens", ("num_seqs",), dtype="int32", views=("offset",)),
+        TensorArg("out", ("num_tokens", "num_heads", "head_dim"), written=True, views=("row_strided", "strided", "offset")),
+    ),
+    dtypes=FLOATS,
+    maxima={**_MAXIMA, "q_len": 1 << 20},
+    sweep=(
+        _sizes((8, 2), 64, 0, 0, 0),
+        _sizes((8, 2), 64, 2, 0, 5),
+        _sizes((9, 3), 64, 1, 1, 1),
+        _sizes((9, 3), 64, 3, 33, 33),
+        _sizes((4, 4), 80, 2, 65, 65),
+        _sizes((8, 4), 96, 3, 17, 100),
+        _sizes((6, 2), 112, 3, 40, 70),
+        _sizes((8, 2), 128, 4, 129, 129),
+        _sizes((5, 1), 192, 2, 20, 55),
+        _sizes((6, 1), 256, 2, 7, 130),
+        _sizes((7, 1), 64, 3, 16, 48, page_size=1),
+        _sizes((8, 1), 64, 3, 16, 129, page_size=64),
+        _sizes((2, 2), 64, 1, 200, 500),
+    ),
+    defaults=_sizes((32, 8), 128, 1, 512, 512),
+    ids={
+        **_TABLE_IDS,
+        "cu_seqlens_q": "0 first, never falling, at most num_tokens; a sequence with no query tokens is skipped",
+        "seq_lens": "query tokens of the sequence <= length <= num_columns * page_size",
+    },
+    hard=("large_scores",),
+)
+
+FLASH_DECODING = Contract(
+    op="flash_decoding",
+    summary="attention of one query per sequence over all its keys, read through the page table",
+    phase="decode",
+    tensors=(
+        TensorArg("q", ("num_seqs", "num_heads", "head_dim"), views=("row_strided", "strided", "offset")),
+        *_POOLS_AND_TABLE,
+        TensorArg("seq_lens", ("num_seqs",), dtype="int32", views=("offset",)),
+        TensorArg("out", ("num_seqs", "num_heads", "head_dim"), written=True, views=("row_strided", "strided", "offset")),
+    ),
+    dtypes=FLOATS,
+    maxima={**_MAXIMA, "q_len": 1},
+    sweep=(
+        _sizes((8, 2), 64, 0, 1, 0),
+        _sizes((8, 2), 64, 2, 1, 0),
+        _sizes((9, 3), 64, 1, 1, 1),
+        _sizes((9, 3), 64, 1, 1, 1000),
+        _sizes((4, 4), 80, 3, 1, 65),
+        _sizes((8, 4), 96, 5, 1, 16),
+        _sizes((6, 2), 112, 4, 1, 17),
+        _sizes((32, 8), 128, 7, 1, 129),
+        _sizes((5, 1), 192, 2, 1, 100),
+        _sizes((6, 1), 256, 3, 1, 257),
+        _sizes((7, 1), 64, 9, 1, 33, page_size=1),
+        _sizes((8, 1), 64, 33, 1, 200, page_size=64),
+    ),
+    defaults=_sizes((32, 8), 128, 1, 1, 4096),
+    ids={
+        **_TABLE_IDS,
+        "table_rows": "0 <= id < num_table_rows; anything where seq_lens is 0",
+        "seq_lens": "0 <= length <= num_columns * page_size; 0 is padding and gives zeros",
+    },
+    hard=("large_scores",),
+)
+
+FAMILY = Family(
+    name="attention",
+    contracts=(FLASHATTENTION2_NOPAD, FLASH_DECODING),
+    rows=(
+        KernelSpec(
+            op="flashattention2_nopad",
+            name="torch.flashattention2_nopad",
+            target="rapid_llm.kernels.ops.fallback.attention:flashattention2_nopad",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+            phase="prefill",
+            library=True,
+        ),
+        KernelSpec(
+            op="flash_decoding",
+            name="torch.flash_decoding",
+            target="rapid_llm.kernels.ops.fallback.attention:flash_decoding",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+            phase="decode",
+            library=True,
+        ),
+    ),
+)

@@ -1,0 +1,37 @@
+"""SwiGLU in plain torch: silu(gate) * up over a fused gate-up row."""
+
+import torch
+from torch.nn.functional import silu
+
+from rapid_llm.errors import KernelInputError, describe
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """Write silu(gate) * up, computed in fp32, into ``out`` and return it.
+
+    Args:
+        gate_up: [num_tokens, 2 * d], fp32 | bf16 | fp16; gate first; inner stride 1, row stride free.
+        out: [num_tokens, d], same dtype and device, apart from gate_up; inner stride 1, row stride free.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/activation.py::swiglu. Origin: this repo.
+    """
+    if (
+        out.dim() != 2
+        or gate_up.shape != (out.shape[0], 2 * out.shape[1])
+        or gate_up.dtype not in _FLOATS
+        or gate_up.dtype != out.dtype
+        or gate_up.device != out.device
+        or gate_up.stride(1) != 1
+        or out.stride(1) != 1
+    ):
+        raise KernelInputError(
+            describe("swiglu", gate_up=gate_up, out=out),
+            wanted="gate_up [num_tokens, 2 * d] and out [num_tokens, d] of one fp32, bf16 or fp16 dtype, inner stride 1",
+            change="pass the fused gate-up projection and a buffer of half its width",
+        )
+    if out.shape[0]:
+        gate, up = gate_up.chunk(2, dim=1)
+        torch.mul(silu(gate.float()), up, out=out)  # fp32 by promotion, rounded once into out
+    return out

@@ -1,0 +1,260 @@
+"""Attention in plain torch, read through the page table: packed ragged prefill, and decode of one query a sequence."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from rapid_llm.errors import KernelInputError, describe
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_GATHER_ELEMENTS = 1 << 24  # of K, and of V, that one decode batch gathers: 64 MiB each in fp32
+_MASK_ELEMENTS = 1 << 22  # of the causal mask of one query chunk
+
+
+def flashattention2_nopad(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+    max_seqlen_q: int,
+) -> torch.Tensor:
+    """Write causal attention of packed ragged prompts, or chunks of them, into ``out`` and return it; fp32 maths.
+
+    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; those before are its
+    cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim], fp32 | bf16 | fp16; inner stride 1, the others free.
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], same dtype, num_kv_heads divides num_heads; inner stride 1.
+        page_table: [num_table_rows, num_columns], int32; inner stride 1. Columns past a sequence's end may hold anything.
+        table_rows: [num_seqs], int32; stride 1.
+        cu_seqlens_q: [num_seqs + 1], int32, 0 first and never falling; rows of q past its last entry are padding.
+        seq_lens: [num_seqs], int32, keys of each sequence, its query tokens included; stride 1.
+        out: like q; apart from it. Padding rows keep what they hold.
+        page_size: rows of a page.
+        sm_scale: factor on q . k.
+        max_seqlen_q: at least the longest run of query tokens.
+    Raises: KernelInputError on any other shape, dtype, stride, device or length; nothing is written then.
+    Twin: kernels/reference/attention.py::flashattention2_nopad. Origin: this repo; packing as in FlashAttention-2
+        (Dao 2023, arXiv:2307.08691).
+    """
+    tensors = {
+        "q": q, "k_pool": k_pool, "v_pool": v_pool, "page_table": page_table, "table_rows": table_rows,
+        "cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "out": out,
+    }  # fmt: skip
+    num_seqs = table_rows.shape[0]
+    if not _pools_fit(q, k_pool, v_pool, out) or not _indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
+        raise _refusal("flashattention2_nopad", **tensors, page_size=page_size)
+    if cu_seqlens_q.shape != (num_seqs + 1,) or cu_seqlens_q.dtype != torch.int32 or cu_seqlens_q.device != q.device:
+        raise _refusal("flashattention2_nopad", **tensors, page_size=page_size)
+    if not num_seqs or not q.shape[0]:
+        return out
+
+    starts, lengths, rows = cu_seqlens_q.tolist(), seq_lens.tolist(), table_rows.tolist()
+    runs = [end - start for start, end in pairwise(starts)]
+    if starts[0] != 0 or starts[-1] > q.shape[0] or min(runs) < 0 or max(runs) > max_seqlen_q:
+        raise _refusal("flashattention2_nopad", cu_seqlens_q=starts, num_tokens=q.shape[0], max_seqlen_q=max_seqlen_q)
+    capacity = page_table.shape[1] * page_size
+    if any(run and not run <= length <= capacity for run, length in zip(runs, lengths, strict=True)):
+        raise _refusal("flashattention2_nopad", query_tokens=runs, seq_lens=lengths, capacity=capacity)
+
+    for start, run, length, row in zip(starts, runs, lengths, rows, strict=False):
+        if run:
+            slots = _slots_of(page_table[row], length, page_size)
+            keys, values = k_pool.index_select(0, slots), v_pool.index_select(0, slots)
+            _prefill_sequence(q[start : start + run], keys, values, out[start : start + run], sm_scale)
+    return out
+
+
+def flash_decoding(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """Write the attention of one query per sequence over its seq_lens[b] keys into ``out`` and return it; fp32 maths.
+
+    Where seq_lens[b] is 0 the row is padding: zeros are written and neither table nor pool is read.
+
+    Args:
+        q: [num_seqs, num_heads, head_dim], fp32 | bf16 | fp16; inner stride 1, the others free.
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], same dtype, num_kv_heads divides num_heads; inner stride 1.
+        page_table: [num_table_rows, num_columns], int32; inner stride 1. Columns past a sequence's end may hold anything.
+        table_rows: [num_seqs], int32; stride 1.
+        seq_lens: [num_seqs], int32; stride 1.
+        out: like q; apart from it.
+        page_size: rows of a page.
+        sm_scale: factor on q . k.
+    Raises: KernelInputError on any other shape, dtype, stride, device or length; nothing is written then.
+    Twin: kernels/reference/attention.py::flash_decoding. Origin: this repo.
+    """
+    if not _pools_fit(q, k_pool, v_pool, out) or not _indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
+        raise _refusal(
+            "flash_decoding", q=q, k_pool=k_pool, v_pool=v_pool, page_table=page_table, table_rows=table_rows,
+            seq_lens=seq_lens, out=out, page_size=page_size,
+        )  # fmt: skip
+    if q.shape[0] != table_rows.shape[0]:
+        raise _refusal("flash_decoding", q=q, table_rows=table_rows)
+    lengths = seq_lens.tolist()
+    capacity = page_table.shape[1] * page_size
+    if any(not 0 <= length <= capacity for length in lengths):
+        raise _refusal("flash_decoding", seq_lens=lengths, capacity=capacity)
+
+    if len(lengths) == 1 and lengths[0]:
+        slots = _slots_of(page_table[int(table_rows)], lengths[0], page_size)
+        out.copy_(_attend_one_query(q, k_pool.index_select(0, slots)[None], v_pool.index_select(0, slots)[None], sm_scale))
+        return out
+    if not all(lengths):
+        out.masked_fill_((seq_lens == 0)[:, None, None], 0.0)
+    for group in _groups(lengths, k_pool.shape[1] * k_pool.shape[2]):
+        members = torch.tensor(group, device=q.device)
+        attended = _decode_group(
+            q.index_select(0, members), k_pool, v_pool,
+            page_table.index_select(0, table_rows.index_select(0, members)), seq_lens.index_select(0, members),
+            longest=lengths[group[-1]], page_size=page_size, sm_scale=sm_scale,
+        )  # fmt: skip
+        out.index_copy_(0, members, attended)
+    return out
+
+
+def _pools_fit(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether q, pools and out agree in shape, dtype, device and inner stride."""
+    return (
+        q.dim() == k_pool.dim() == 3
+        and q.shape == out.shape
+        and k_pool.shape == v_pool.shape
+        and q.shape[2] == k_pool.shape[2]
+        and k_pool.shape[1] > 0
+        and q.shape[1] % k_pool.shape[1] == 0
+        and q.dtype in _FLOATS
+        and q.dtype == k_pool.dtype == v_pool.dtype == out.dtype
+        and q.device == k_pool.device == v_pool.device == out.device
+        and q.stride(2) == k_pool.stride(2) == v_pool.stride(2) == out.stride(2) == 1
+    )
+
+
+def _indices_fit(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, q: torch.Tensor) -> bool:
+    """Whether table, row list and lengths are int32, dense inside, of one count and on q's device."""
+    return (
+        page_table.dim() == 2
+        and table_rows.dim() == 1
+        and table_rows.shape == seq_lens.shape
+        and page_table.dtype == table_rows.dtype == seq_lens.dtype == torch.int32
+        and page_table.device == table_rows.device == seq_lens.device == q.device
+        and page_table.stride(1) == table_rows.stride(0) == seq_lens.stride(0) == 1
+    )
+
+
+def _refusal(op: str, **arguments: object) -> KernelInputError:
+    """The error for arguments that do not fit one another."""
+    return KernelInputError(
+        describe(op, **arguments),
+        wanted="q and out [tokens, num_heads, head_dim], pools [num_rows, num_kv_heads, head_dim] with num_kv_heads dividing "
+        "num_heads, one float dtype; int32 page_table, table_rows, lengths and offsets; lengths within the table's columns",
+        change="pass head views with a dense last dimension, and lengths that the page table covers",
+    )
+
+
+def _slots_of(table_row: torch.Tensor, length: int, page_size: int) -> torch.Tensor:
+    """Pool rows of the first ``length`` positions of one sequence, int64 [length]."""
+    pages = table_row[: -(-length // page_size)].long()  # int64 before the multiply: rows can pass 2**31
+    inside = torch.arange(page_size, device=pages.device)
+    return (pages[:, None] * page_size + inside).view(-1)[:length]
+
+
+def _prefill_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:
+    """Causal attention of one sequence: q and out [Tq, Hq, D], keys and values [Tk, Hkv, D], the queries last.
+
+    KV heads are the batch and the query heads that share one are the heads: K and V are then read through a stride of 0
+    and never repeated.
+    """
+    num_queries, num_keys, num_kv_heads = q.shape[0], keys.shape[0], keys.shape[1]
+    heads = q.view(num_queries, num_kv_heads, -1, q.shape[2]).permute(1, 2, 0, 3).float()  # [Hkv, G, Tq, D]
+    out_heads = out.view(num_queries, num_kv_heads, -1, q.shape[2]).permute(1, 2, 0, 3)
+    keys = keys.transpose(0, 1)[:, None].float().expand(-1, heads.shape[1], -1, -1)
+    values = values.transpose(0, 1)[:, None].float().expand(-1, heads.shape[1], -1, -1)
+    if num_queries == num_keys:
+        out_heads.copy_(scaled_dot_product_attention(heads, keys, values, is_causal=True, scale=sm_scale))
+        return
+    prefix = num_keys - num_queries
+    step = max(1, _MASK_ELEMENTS // num_keys)
+    for first in range(0, num_queries, step):
+        last = min(first + step, num_queries)
+        seen = prefix + last
+        mask = q.new_full((last - first, seen), float("-inf"), dtype=torch.float32).triu_(prefix + first + 1)
+        attended = scaled_dot_product_attention(
+            heads[:, :, first:last], keys[:, :, :seen], values[:, :, :seen], attn_mask=mask, scale=sm_scale
+        )
+        out_heads[:, :, first:last].copy_(attended)
+
+
+def _attend_one_query(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sm_scale: float, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention of q [B, Hq, D] over keys and values [B, L, Hkv, D]; ``mask`` is added to the scores. [B, Hq, D] in q's dtype.
+
+    The query heads that share a KV head stand where query tokens usually do, so K and V are not repeated.
+    """
+    heads = q.view(q.shape[0], keys.shape[2], -1, q.shape[2]).float()  # [B, Hkv, G, D]
+    attended = scaled_dot_product_attention(
+        heads, keys.transpose(1, 2).float(), values.transpose(1, 2).float(), attn_mask=mask, scale=sm_scale
+    )
+    return attended.flatten(1, 2).to(q.dtype)
+
+
+def _decode_group(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    longest: int,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """Attention of sequences of like length, padded to the longest: q [B, Hq, D], table [B, num_columns], every length > 0."""
+    positions = torch.arange(longest, device=q.device)
+    pages = table.index_select(1, positions // page_size).long()
+    slots = pages * page_size + positions % page_size  # [B, L]
+    beyond = positions >= seq_lens[:, None]
+    # Past its end a sequence reads its own first key: an unused row may hold NaN, and 0 * NaN is NaN.
+    slots = torch.where(beyond, slots[:, :1], slots).view(-1)
+    shape = (q.shape[0], longest, *k_pool.shape[1:])
+    mask = torch.zeros(beyond.shape, device=q.device).masked_fill_(beyond, float("-inf"))
+    group = q.shape[1] // k_pool.shape[1]
+    return _attend_one_query(
+        q,
+        k_pool.index_select(0, slots).view(shape),
+        v_pool.index_select(0, slots).view(shape),
+        sm_scale,
+        mask[:, None, None, :].expand(-1, 1, group, -1),
+    )
+
+
+def _groups(lengths: list[int], row_elements: int) -> Iterator[list[int]]:
+    """Sequences that have keys, shortest first, cut where the padded gather of a group would pass its bound."""
+    group: list[int] = []
+    for sequence in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[sequence] * row_elements > _GATHER_ELEMENTS:
+            yield group
+            group = []
+        if lengths[sequence]:
+            group.append(sequence)
+    if group:
+        yield group

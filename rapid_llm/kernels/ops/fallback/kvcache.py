@@ -1,0 +1,80 @@
+"""KV writes in plain torch: token rows into the pool, page numbers into the page table. Out-of-range ids are skipped."""
+
+import torch
+
+from rapid_llm.errors import KernelInputError, describe
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def update_kv_buffer(
+    k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, *, k_pool: torch.Tensor, v_pool: torch.Tensor
+) -> None:
+    """Copy token t's K and V into row slot_mapping[t] of the pools; ids below 0 or past the last row are skipped.
+
+    Args:
+        k, v: [num_tokens, num_kv_heads, head_dim], fp32 | bf16 | fp16; inner stride 1, the others free.
+        slot_mapping: [num_tokens], int32; those inside the pool distinct, in any order; stride 1.
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], same dtype; usually the two head halves of one
+            [num_rows, 2 * num_kv_heads, head_dim] buffer; inner stride 1, the others free. Only the named rows are written.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/kvcache.py::update_kv_buffer. Origin: this repo.
+    """
+    if (
+        not (k.dim() == k_pool.dim() == 3)
+        or k.shape != v.shape
+        or k_pool.shape != v_pool.shape
+        or k.shape[1:] != k_pool.shape[1:]
+        or slot_mapping.shape != k.shape[:1]
+        or k.dtype not in _FLOATS
+        or not (k.dtype == v.dtype == k_pool.dtype == v_pool.dtype)
+        or slot_mapping.dtype != torch.int32
+        or not (k.device == v.device == slot_mapping.device == k_pool.device == v_pool.device)
+        or not (k.stride(2) == v.stride(2) == k_pool.stride(2) == v_pool.stride(2) == slot_mapping.stride(0) == 1)
+    ):
+        raise KernelInputError(
+            describe("update_kv_buffer", k=k, v=v, slot_mapping=slot_mapping, k_pool=k_pool, v_pool=v_pool),
+            wanted="k and v [num_tokens, num_kv_heads, head_dim], slot_mapping [num_tokens] int32, "
+            "pools [num_rows, num_kv_heads, head_dim], one float dtype, inner stride 1",
+            change="pass head views of the projections and the K and V halves of one layer's pool",
+        )
+    if not k.shape[0]:
+        return
+    low, high = torch.aminmax(slot_mapping)
+    if low < 0 or high >= k_pool.shape[0]:  # rare: only a padded step pays for the selection
+        kept = ((slot_mapping >= 0) & (slot_mapping < k_pool.shape[0])).nonzero().view(-1)
+        k, v, slot_mapping = (tensor.index_select(0, kept) for tensor in (k, v, slot_mapping))
+    rows = slot_mapping.long()
+    k_pool.index_copy_(0, rows, k)
+    v_pool.index_copy_(0, rows, v)
+
+
+def update_kv_index(page_table: torch.Tensor, table_rows: torch.Tensor, columns: torch.Tensor, pages: torch.Tensor) -> None:
+    """Set page_table[table_rows[i], columns[i]] = pages[i]; entries with a row or column outside the table are skipped.
+
+    Args:
+        page_table: [num_table_rows, num_columns], int32; written; inner stride 1, row stride free.
+        table_rows, columns, pages: [num_updates], int32; no (row, column) twice; stride 1.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/kvcache.py::update_kv_index. Origin: this repo.
+    """
+    if (
+        page_table.dim() != 2
+        or table_rows.dim() != 1
+        or not (table_rows.shape == columns.shape == pages.shape)
+        or not (page_table.dtype == table_rows.dtype == columns.dtype == pages.dtype == torch.int32)
+        or not (page_table.device == table_rows.device == columns.device == pages.device)
+        or not (page_table.stride(1) == table_rows.stride(0) == columns.stride(0) == pages.stride(0) == 1)
+    ):
+        raise KernelInputError(
+            describe("update_kv_index", page_table=page_table, table_rows=table_rows, columns=columns, pages=pages),
+            wanted="page_table [num_table_rows, num_columns] and three [num_updates] lists, all int32, inner stride 1",
+            change="pass int32 lists of one length",
+        )
+    if not pages.shape[0]:
+        return
+    num_rows, num_columns = page_table.shape
+    inside = (table_rows >= 0) & (table_rows < num_rows) & (columns >= 0) & (columns < num_columns)
+    kept = inside.nonzero().view(-1)
+    where = (table_rows.index_select(0, kept).long(), columns.index_select(0, kept).long())
+    page_table.index_put_(where, pages.index_select(0, kept))

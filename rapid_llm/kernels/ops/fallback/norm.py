@@ -1,0 +1,76 @@
+"""RMS norm in plain torch, alone and behind the residual sum (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+import torch
+from torch.linalg import vector_norm
+
+from rapid_llm.errors import KernelInputError, describe
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, eps: float) -> torch.Tensor:
+    """Write x / sqrt(mean(x ** 2) + eps) * weight over the last dimension into ``out`` and return it; fp32 maths.
+
+    Args:
+        x: [num_tokens, d] or [num_tokens, num_heads, d], fp32 | bf16 | fp16; inner stride 1, the others free.
+        weight: [d], same dtype; stride 1.
+        out: like x in shape, dtype and device; inner stride 1, the others free; may be x itself.
+        eps: added to the mean square.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/norm.py::rms_norm. Origin: this repo.
+    """
+    if (
+        x.dim() not in (2, 3)
+        or out.shape != x.shape
+        or weight.shape != x.shape[-1:]
+        or x.dtype not in _FLOATS
+        or not (x.dtype == weight.dtype == out.dtype)
+        or not (x.device == weight.device == out.device)
+        or not (x.stride(-1) == weight.stride(0) == out.stride(-1) == 1)
+    ):
+        raise KernelInputError(
+            describe("rms_norm", x=x, weight=weight, out=out),
+            wanted="x and out [num_tokens, d] or [num_tokens, num_heads, d], weight [d], one float dtype, inner stride 1",
+            change="pass views whose last dimension is dense and a weight of that width",
+        )
+    if x.shape[0]:
+        _normalise(x, weight, out, eps)
+    return out
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add x to ``residual`` in place, rounded to its dtype, write rms_norm(residual) into ``out`` and return that.
+
+    Args:
+        x: [num_tokens, d], fp32 | bf16 | fp16; inner stride 1, row stride free.
+        residual: like x; read and written; apart from x and out.
+        weight: [d], same dtype; stride 1.
+        out: like x; inner stride 1, row stride free; may be x itself.
+        eps: added to the mean square.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/norm.py::add_rms_norm. Origin: this repo.
+    """
+    if (
+        x.dim() != 2
+        or not (x.shape == residual.shape == out.shape)
+        or weight.shape != x.shape[1:]
+        or x.dtype not in _FLOATS
+        or not (x.dtype == residual.dtype == weight.dtype == out.dtype)
+        or not (x.device == residual.device == weight.device == out.device)
+        or not (x.stride(1) == residual.stride(1) == weight.stride(0) == out.stride(1) == 1)
+    ):
+        raise KernelInputError(
+            describe("add_rms_norm", x=x, residual=residual, weight=weight, out=out),
+            wanted="x, residual and out [num_tokens, d], weight [d], one float dtype, inner stride 1",
+            change="pass views whose last dimension is dense and a weight of that width",
+        )
+    if x.shape[0]:
+        _normalise(residual.add_(x), weight, out, eps)
+    return out
+
+
+def _normalise(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+    """The norm itself. Products promote to fp32 through the fp32 scale and are rounded once, into ``out``."""
+    length = vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = length.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    torch.mul(x * scale, weight, out=out)

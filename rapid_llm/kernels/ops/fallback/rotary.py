@@ -1,0 +1,56 @@
+"""Rotary position embedding in plain torch, NeoX halves (Su et al. 2021, arXiv:2104.09864)."""
+
+import torch
+
+from rapid_llm.errors import KernelInputError, describe
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    """Rotate the first rotary_dim entries of every head of q and k in place; fp32 maths, the other entries stay.
+
+    Entry i of the first half and entry i of the second half form one pair, turned by the angle of frequency i.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim], fp32 | bf16 | fp16; inner stride 1, the others free.
+        k: [num_tokens, num_kv_heads, head_dim], same dtype; inner stride 1, the others free; apart from q.
+        positions: [num_tokens], int32, each 0 <= id < max_positions; stride 1.
+        cos_sin: [max_positions, rotary_dim], fp32; rotary_dim / 2 cosines, then as many sines; inner stride 1.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/rotary.py::rope. Origin: this repo.
+    """
+    if (
+        not (q.dim() == k.dim() == 3)
+        or not (q.shape[0] == k.shape[0] == positions.shape[0])
+        or q.shape[2] != k.shape[2]
+        or positions.dim() != 1
+        or cos_sin.dim() != 2
+        or cos_sin.shape[1] > q.shape[2]
+        or cos_sin.shape[1] % 2
+        or q.dtype not in _FLOATS
+        or q.dtype != k.dtype
+        or positions.dtype != torch.int32
+        or cos_sin.dtype != torch.float32
+        or not (q.device == k.device == positions.device == cos_sin.device)
+        or not (q.stride(2) == k.stride(2) == positions.stride(0) == cos_sin.stride(1) == 1)
+    ):
+        raise KernelInputError(
+            describe("rope", q=q, k=k, positions=positions, cos_sin=cos_sin),
+            wanted="q and k [num_tokens, heads, head_dim] of one float dtype, positions [num_tokens] int32, "
+            "cos_sin [max_positions, even rotary_dim <= head_dim] fp32, inner stride 1",
+            change="pass head views of the projections and the table of the model's rotary_dim",
+        )
+    if q.shape[0]:
+        half = cos_sin.shape[1] // 2
+        angles = cos_sin.index_select(0, positions).unsqueeze(1)  # [T, 1, R]
+        cos, sin = angles[..., :half], angles[..., half:]
+        _rotate(q[..., :half], q[..., half : 2 * half], cos, sin)
+        _rotate(k[..., :half], k[..., half : 2 * half], cos, sin)
+
+
+def _rotate(first: torch.Tensor, second: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Turn the pairs (first, second), both [T, H, R / 2], in place. The fp32 angles promote every product."""
+    turned = (first * cos).addcmul_(second, sin, value=-1.0)
+    second.copy_((second * cos).addcmul_(first, sin))
+    first.copy_(turned)

@@ -1,0 +1,1 @@
+"""Writes into the KV pool and the page table."""

@@ -1,0 +1,93 @@
+"""Rows and contracts of the sampling family."""
+
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+_MAXIMA = {"num_seqs": 1 << 16, "vocab_size": 1 << 20}
+_LOGITS = TensorArg("logits", ("num_seqs", "vocab_size"), views=("row_strided", "offset"))
+
+SAMPLE = Contract(
+    op="sample",
+    summary="one token id per row by temperature, top-k, top-p, min-p and noise that depends on seed, position and id only",
+    phase="both",
+    tensors=(
+        _LOGITS,
+        TensorArg("temperature", ("num_seqs",), dtype="float32", views=("offset",)),
+        TensorArg("top_k", ("num_seqs",), dtype="int32", views=("offset",)),
+        TensorArg("top_p", ("num_seqs",), dtype="float32", views=("offset",)),
+        TensorArg("min_p", ("num_seqs",), dtype="float32", views=("offset",)),
+        TensorArg("seeds", ("num_seqs",), dtype="int64", views=("offset",)),
+        TensorArg("positions", ("num_seqs",), dtype="int32", views=("offset",)),
+        TensorArg("out_ids", ("num_seqs",), dtype="int32", written=True, views=("offset",)),
+    ),
+    dtypes=FLOATS,
+    maxima=_MAXIMA,
+    sweep=(
+        {"num_seqs": 0, "vocab_size": 257},
+        {"num_seqs": 1, "vocab_size": 257},
+        {"num_seqs": 1, "vocab_size": 49152},
+        {"num_seqs": 9, "vocab_size": 1025},
+        {"num_seqs": 17, "vocab_size": 8193},
+        {"num_seqs": 3, "vocab_size": 151936},
+    ),
+    defaults={"num_seqs": 1, "vocab_size": 128256},
+    ids={
+        "top_k": "any int32; <= 0 or >= vocab_size is off",
+        "seeds": "any int64",
+        "positions": "0 <= position",
+        "out_ids": "0 <= id < vocab_size, or -1 for a row with a NaN or with nothing above -inf",
+    },
+    hard=("nan_row", "all_minus_inf", "all_negative", "plus_inf", "ties", "banned_tokens", "tiny_temperature", "mixed_top_k"),
+)
+
+TOP_LOGPROBS = Contract(
+    op="top_logprobs",
+    summary="log-probability of the given token and of the n largest of each row, from the raw logits",
+    phase="both",
+    tensors=(
+        _LOGITS,
+        TensorArg("token_ids", ("num_seqs",), dtype="int32", views=("offset",)),
+        TensorArg("out_ids", ("num_seqs", "n+1"), dtype="int32", written=True, views=("row_strided", "offset")),
+        TensorArg("out_logprobs", ("num_seqs", "n+1"), dtype="float32", written=True, views=("row_strided", "offset")),
+    ),
+    dtypes=FLOATS,
+    maxima=_MAXIMA,
+    sweep=(
+        {"num_seqs": 0, "vocab_size": 257},
+        {"num_seqs": 1, "vocab_size": 257},
+        {"num_seqs": 2, "vocab_size": 49152},
+        {"num_seqs": 7, "vocab_size": 1025},
+        {"num_seqs": 4, "vocab_size": 8193},
+        {"num_seqs": 3, "vocab_size": 151936},
+    ),
+    defaults={"num_seqs": 1, "vocab_size": 128256},
+    ids={
+        "token_ids": "-1 <= id < vocab_size; -1 gives (-1, nan) in column 0",
+        "out_ids": "0 <= id < vocab_size, or -1 with nan in every column of a row with a NaN or with nothing above -inf",
+    },
+    hard=("nan_row", "all_minus_inf", "all_negative", "plus_inf", "ties", "banned_tokens"),
+)
+
+FAMILY = Family(
+    name="sampling",
+    contracts=(SAMPLE, TOP_LOGPROBS),
+    rows=(
+        KernelSpec(
+            op="sample",
+            name="torch.sample",
+            target="rapid_llm.kernels.ops.fallback.sampling:sample",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+        ),
+        KernelSpec(
+            op="top_logprobs",
+            name="torch.top_logprobs",
+            target="rapid_llm.kernels.ops.fallback.sampling:top_logprobs",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+        ),
+    ),
+)

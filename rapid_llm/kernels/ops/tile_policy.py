@@ -1,0 +1,322 @@
+"""Tile knobs of a launch: the user's store, then the shipped one, then a heuristic by device tier. Torch-free.
+
+A tier is a shape of tile, a device is a number of stages. HOPPER_UP tiles are wide (128 x 256 products fed by TMA and warpgroup
+instructions): they want at least 160 KiB of shared memory *and* those features. So
+
+- sm120 has the features' number but 101,376 bytes: PRE_HOPPER, as sm86 and sm89, whose memory it shares;
+- the A100 has 166,912 bytes but moves tiles with cp.async and multiplies per warp, where 128 x 256 spills: PRE_HOPPER tiles too,
+  and its bytes buy what cp.async does profit from, more stages (a 128 x 128 x 64 bf16 product: 5 against 3 on sm86);
+- the CPU, where kernels run in the interpreter, takes PRE_HOPPER tiles with the stages of the smallest card.
+
+Every tile that leaves here fits its device: stages are counted from its shared memory, with each stage holding whole operands.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
+from functools import cache, lru_cache
+from typing import Any
+
+from rapid_llm.envs import nearest
+from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.device import DeviceInfo, current_device
+from rapid_llm.kernels.ops.interfaces import Sizes
+from rapid_llm.kernels.provenance import source_hash, triton_minor
+from rapid_llm.kernels.store import StoreFile, read_stores, warn_once
+
+_WIDE_SMEM = 160 * 1024  # two stages of a 128 x 256 x 64 bf16 product and its accumulator's way out
+_SMALLEST_SMEM = 65_536
+_SMALLEST_BLOCK = 16  # the least side of a tensor-core product in Triton
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class TileTier(Enum):
+    """The shapes of tile that a device is given."""
+
+    PRE_HOPPER = "PRE_HOPPER"
+    HOPPER_UP = "HOPPER_UP"
+
+
+def tile_tier(device: DeviceInfo) -> TileTier:
+    """The tier of a device, by its shared memory and its matrix instructions together."""
+    wide = device.smem is not None and device.smem >= _WIDE_SMEM and device.sm is not None and device.sm >= 90
+    return TileTier.HOPPER_UP if wide else TileTier.PRE_HOPPER
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program covers and how it is launched. An axis that the kernel has no knob for is None."""
+
+    BLOCK_M: int | None = None
+    BLOCK_N: int | None = None
+    BLOCK_K: int | None = None
+    num_warps: int = 4
+    num_stages: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in self.launch().items():
+            power_of_two = isinstance(value, int) and value > 0 and value & (value - 1) == 0
+            if not power_of_two and not (name == "num_stages" and isinstance(value, int) and value > 0):
+                wanted = "1 or more" if name == "num_stages" else "a power of two"
+                raise ConfigError(f"bad {name} of a tile", got=repr(value), wanted=wanted, change="correct the tile")
+
+    def launch(self) -> dict[str, int]:
+        """Keyword arguments of the kernel launch, without the axes that are None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TileChoice:
+    """A tile and where it came from: "store:user", "store:shipped" or "heuristic:<tier>"."""
+
+    tile: Tile
+    source: str
+
+
+def shape_bucket(sizes: Sizes) -> str:
+    """The key of a measured shape: every size rounded up to a power of two, by name. Neighbours share a measurement."""
+    return ",".join(f"{name}={_ceil_power(value)}" for name, value in sorted(sizes.items()))
+
+
+def resolve_tiles(op: str, *, device: DeviceInfo | None = None, dtype: object, block_k_multiple: int = 1, **sizes: int) -> Tile:
+    """The tile for one call of ``op``. All calls of one shape bucket get the same one, so they compile to the same kernel.
+
+    Args:
+        op: a name of ``tiled_ops()``.
+        device: where it will run; None is the current device.
+        dtype: compute dtype, as a torch dtype or its name.
+        block_k_multiple: BLOCK_K comes out as a multiple of this (groups of a quantised weight stay whole).
+        sizes: sizes of the call, by the names of the op's contract.
+    Raises: ConfigError on an unknown op, size or dtype, and where no BLOCK_K can be such a multiple.
+    """
+    name = str(dtype).removeprefix("torch.")
+    return choose_tiles(op, device or current_device(None), name, sizes, block_k_multiple=block_k_multiple).tile
+
+
+def choose_tiles(
+    op: str, device: DeviceInfo, dtype: str, sizes: Sizes, *, block_k_multiple: int = 1, any_triton: bool = False
+) -> TileChoice:
+    """``resolve_tiles`` that also tells where the tile came from.
+
+    Args:
+        op, device, dtype, sizes, block_k_multiple: as there.
+        any_triton: take stored tiles whatever Triton they are of: for a device whose Triton is not the one installed here.
+    """
+    rounded = tuple(sorted((name, _ceil_power(value)) for name, value in sizes.items()))
+    return _choose(op, device, dtype, rounded, block_k_multiple, None if any_triton else triton_minor_here())
+
+
+@cache
+def triton_minor_here() -> str | None:
+    """``triton_minor()``, looked up once: reading a distribution's metadata is too slow for a launch."""
+    return triton_minor()
+
+
+@lru_cache(maxsize=8192)
+def _choose(
+    op: str, device: DeviceInfo, dtype: str, items: tuple[tuple[str, int], ...], block_k_multiple: int, triton: str | None
+) -> TileChoice:
+    sizes = dict(items)
+    heuristic = _checked(op, dtype, sizes, block_k_multiple)
+    stored = _stored(op, device, f"{dtype} {shape_bucket(sizes)}", block_k_multiple, triton)
+    if stored is not None:
+        return stored
+    tier = tile_tier(device)
+    room = _Room(tier, device.smem or _SMALLEST_SMEM, _ITEMSIZE[dtype], block_k_multiple)
+    return TileChoice(heuristic(room, sizes), f"heuristic:{tier.value}")
+
+
+def forget_tiles() -> None:
+    """Drop what is cached of the stores; call it after writing one."""
+    _choose.cache_clear()
+
+
+def tiled_ops() -> tuple[str, ...]:
+    """The ops that take their knobs from here."""
+    return tuple(_HEURISTICS)
+
+
+def _checked(op: str, dtype: str, sizes: Sizes, block_k_multiple: int) -> "_Heuristic":
+    """The heuristic of an op whose arguments are all known and all there."""
+    if op not in _HEURISTICS:
+        wanted = nearest(op, _HEURISTICS)
+        raise ConfigError("no tiles for this op", got=repr(op), wanted=wanted, change="add its heuristic to tile_policy.py")
+    if dtype not in _ITEMSIZE:
+        raise ConfigError(
+            f"no tiles of {op} in this dtype", got=repr(dtype), wanted=nearest(dtype, _ITEMSIZE), change="name another"
+        )
+    heuristic, needed, others = _HEURISTICS[op]
+    for name in sizes:
+        if name not in (*needed, *others):
+            raise ConfigError(
+                f"unknown size of {op}", got=name, wanted=nearest(name, (*needed, *others)), change="correct its name"
+            )
+    missing = [name for name in needed if name not in sizes]
+    if missing:
+        raise ConfigError(
+            f"sizes of {op} are missing", got=", ".join(sizes) or "none", wanted=", ".join(missing), change="pass them"
+        )
+    if block_k_multiple < 1 or (block_k_multiple > 1 and op not in _OPS_WITH_K):
+        wanted = "1 or more" if op in _OPS_WITH_K else "1, since the op has no BLOCK_K"
+        raise ConfigError(f"bad block_k_multiple of {op}", got=str(block_k_multiple), wanted=wanted, change="correct it")
+    return heuristic
+
+
+# Stores. An entry: op, bucket, dtype, target and source_hash of the kernel it was tuned on, triton (minor), tile.
+
+
+def _stored(op: str, device: DeviceInfo, key: str, block_k_multiple: int, triton: str | None) -> TileChoice | None:
+    for store in read_stores("tuned"):
+        if store.device != device.name:
+            continue
+        for entry in store.entries:
+            if entry.get("op") != op or f"{entry.get('dtype')} {entry.get('bucket')}" != key:
+                continue
+            tile = _usable(entry, store, triton)
+            if tile is not None and _is_multiple(tile, block_k_multiple):
+                return TileChoice(tile, f"store:{store.origin}")
+    return None
+
+
+def _usable(entry: Mapping[str, Any], store: StoreFile, triton: str | None) -> Tile | None:
+    """The tile of an entry, or None and a warning when it is malformed or was tuned on another kernel or Triton."""
+    try:
+        tile = _read_tile(entry["tile"])
+        found = source_hash(entry["target"])
+        recorded, tuned_triton = entry["source_hash"], entry["triton"]
+    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        _ignore(store, str(entry.get("op")), f"malformed ({error})")
+        return None
+    if found != recorded:
+        _ignore(store, entry["op"], f"stale: tuned on source {str(recorded)[:12]}, the kernel is now {found[:12]}")
+        return None
+    if triton is not None and tuned_triton != triton:
+        _ignore(store, entry["op"], f"stale: tuned with Triton {tuned_triton}, {triton} is installed")
+        return None
+    return tile
+
+
+def _read_tile(content: Mapping[str, Any]) -> Tile:
+    unknown = set(content) - {entry.name for entry in fields(Tile)}
+    if unknown:
+        raise ConfigError("unknown knob in a tile", got=", ".join(sorted(unknown)))
+    return Tile(**content)
+
+
+def _ignore(store: StoreFile, op: str, why: str) -> None:
+    warn_once(f"{store.path}: tiles of {op} are {why}; they are ignored")
+
+
+def _is_multiple(tile: Tile, block_k_multiple: int) -> bool:
+    return block_k_multiple == 1 or (tile.BLOCK_K is not None and tile.BLOCK_K % block_k_multiple == 0)
+
+
+# Heuristics: sizes, rounded up to powers of two, to a tile.
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What a heuristic may use: the tier's shapes, bytes of shared memory, bytes of an element, and the grouping along K."""
+
+    tier: TileTier
+    smem: int
+    itemsize: int
+    block_k_multiple: int
+
+    def pick(self, *, pre_hopper: int, hopper_up: int) -> int:
+        """The value for this tier."""
+        return hopper_up if self.tier is TileTier.HOPPER_UP else pre_hopper
+
+
+_Heuristic = Callable[[_Room, Sizes], Tile]
+
+
+def _ceil_power(value: int) -> int:
+    """The power of two at or above ``value``; 0 for 0."""
+    return 1 << (value - 1).bit_length() if value > 0 else 0
+
+
+def _warps(elements: int, per_thread: int, most: int = 16) -> int:
+    """Warps that give each of their threads about ``per_thread`` elements, 1 to ``most``."""
+    return min(max(elements // (32 * per_thread), 1), most)
+
+
+def _swiglu(room: _Room, sizes: Sizes) -> Tile:
+    """Streams two inputs and an output: a column tile wide enough for 128-bit accesses, and many programs."""
+    width = min(max(sizes["d"], 128), room.pick(pre_hopper=1024, hopper_up=2048))
+    return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
+
+
+def _row_norm(room: _Room, sizes: Sizes) -> Tile:
+    """One program a row, the row in registers where it fits; a wider one is walked in tiles of BLOCK_N."""
+    width = min(max(sizes["d"], 16), room.pick(pre_hopper=8192, hopper_up=16384))
+    return Tile(BLOCK_N=width, num_warps=_warps(width, 16))
+
+
+def _vocab_embedding(room: _Room, sizes: Sizes) -> Tile:
+    """A copy of rows: as swiglu, without arithmetic to hide."""
+    width = min(max(sizes["hidden_size"], 128), room.pick(pre_hopper=1024, hopper_up=2048))
+    return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
+
+
+def _rope(room: _Room, sizes: Sizes) -> Tile:
+    """BLOCK_M heads by BLOCK_N of the half rotary width, so that one load of the cos-sin row turns several heads."""
+    half = max(sizes["rotary_dim"] // 2, 1)
+    heads = max(sizes["num_heads"] + sizes["num_kv_heads"], 1)
+    rows = min(_ceil_power(heads), max(room.pick(pre_hopper=1024, hopper_up=2048) // half, 1))
+    return Tile(BLOCK_M=rows, BLOCK_N=half, num_warps=_warps(rows * half, 8, most=8))
+
+
+def _dense_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """Few rows: the weight is streamed, BLOCK_M at its least and BLOCK_K long. Many rows: square tiles, wide ones on Hopper."""
+    tokens, n = max(sizes["num_tokens"], _SMALLEST_BLOCK), max(sizes["n"], _SMALLEST_BLOCK)
+    if tokens <= 64:
+        block_m, block_n, block_k = tokens, 64, 128
+    else:
+        block_m, block_n, block_k = 128, room.pick(pre_hopper=128, hopper_up=256), 64
+    block_n = min(block_n, n)
+    block_k = _block_k(room, min(block_k * 2 // room.itemsize, max(sizes["k"], _SMALLEST_BLOCK)))
+    block_m, block_n = _shrunk_to_fit(room, block_m, block_n, block_k)
+    stages = min(room.smem // _stage_bytes(room, block_m, block_n, block_k), 5)
+    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n >= 128 * 128 else 4, num_stages=stages)
+
+
+def _block_k(room: _Room, wanted: int) -> int:
+    """``wanted``, grown to cover whole groups. Blocks are powers of two, so only such groups can be covered."""
+    multiple = room.block_k_multiple
+    if multiple & (multiple - 1):
+        change = "pad the groups or use a row that unpacks them otherwise"
+        raise ConfigError(
+            "no BLOCK_K covers whole groups", got=f"block_k_multiple {multiple}", wanted="a power of two", change=change
+        )
+    return max(wanted, multiple)
+
+
+def _stage_bytes(room: _Room, block_m: int, block_n: int, block_k: int) -> int:
+    return (block_m + block_n) * block_k * room.itemsize
+
+
+def _shrunk_to_fit(room: _Room, block_m: int, block_n: int, block_k: int) -> tuple[int, int]:
+    """Halve the longer of M and N until two stages fit."""
+    while 2 * _stage_bytes(room, block_m, block_n, block_k) > room.smem:
+        if max(block_m, block_n) <= _SMALLEST_BLOCK:
+            got = f"block_k_multiple {room.block_k_multiple}, {room.smem:,} bytes of shared memory"
+            wanted = f"at most {room.smem // (4 * _SMALLEST_BLOCK * room.itemsize)}"
+            raise ConfigError("no tile fits whole groups along K", got=got, wanted=wanted, change="use smaller groups")
+        if block_n >= block_m:
+            block_n //= 2
+        else:
+            block_m //= 2
+    return block_m, block_n
+
+
+# op -> heuristic, the sizes it needs, other sizes of the contract (they are in the bucket of a stored tile).
+_HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] = {
+    "swiglu": (_swiglu, ("d",), ("num_tokens",)),
+    "rms_norm": (_row_norm, ("d",), ("num_tokens",)),
+    "add_rms_norm": (_row_norm, ("d",), ("num_tokens",)),
+    "vocab_embedding": (_vocab_embedding, ("hidden_size",), ("num_tokens", "vocab_size")),
+    "rope": (_rope, ("num_heads", "num_kv_heads", "rotary_dim"), ("num_tokens", "head_dim")),
+    "dense_gemm": (_dense_gemm, ("num_tokens", "n", "k"), ()),
+}
+_OPS_WITH_K = frozenset({"dense_gemm"})

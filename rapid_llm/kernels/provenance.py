@@ -1,0 +1,155 @@
+"""Where a fact about a kernel comes from: the hash of its source and the toolchain. Imports neither torch nor Triton.
+
+Evidence and tuned tiles are both void once the kernel they were taken from has changed, so both carry this hash. It lies
+beside the dispatcher and the tile policy because neither may import the other's folder.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import platform
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rapid_llm.errors import ConfigError
+
+KERNEL_PACKAGE = "rapid_llm.kernels.ops"
+# Host-side modules of that package. The compiler never reads them: a new heuristic for one op must not void every record.
+_HOST_MODULES = frozenset({f"{KERNEL_PACKAGE}.tile_policy", f"{KERNEL_PACKAGE}.interfaces"})
+
+SourceFinder = Callable[[str], Path | None]
+
+
+def find_source(module: str) -> Path | None:
+    """The file of a module by its dotted name, found without importing it or its parents; None when there is none."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    for folder in spec.submodule_search_locations or ():
+        stem = Path(folder).joinpath(*rest)
+        for candidate in (stem.with_suffix(".py"), stem / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def source_hash(target: str, *, find: SourceFinder | None = None) -> str:
+    """Hash of what the compiler reads for ``target`` ("package.module:function").
+
+    Covers the syntax trees of its module and, recursively, of the kernel modules it imports. Comments, layout and bare
+    strings (docstrings) are left out. The same source gives the same hash on every supported Python.
+
+    Raises: ConfigError when the module has no source file.
+    """
+    module = target.partition(":")[0]
+    if find is not None:
+        return _hash_module(module, find)
+    return _hash_file(module, _stamp(find_source(module)))
+
+
+def _stamp(path: Path | None) -> int:
+    return path.stat().st_mtime_ns if path else 0
+
+
+@cache
+def _hash_file(module: str, stamp: int) -> str:
+    """Cached by the module's modification time: tests, and editors, rewrite kernels within one process."""
+    return _hash_module(module, find_source)
+
+
+def _hash_module(root: str, find: SourceFinder) -> str:
+    texts: dict[str, str] = {}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if module in texts:
+            continue
+        path = find(module)
+        if path is None:
+            if module == root:
+                raise ConfigError("a kernel has no source", got=module, wanted="a .py file", change="correct the row's target")
+            continue  # ``from package import name`` names a function here, not a module
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts[module] = _canonical(tree)
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        waiting.extend(_kernel_imports(tree, package))
+    # The root first and without its name, so that a moved kernel is still the same kernel.
+    parts = [texts.pop(root), *(f"{module}={texts[module]}" for module in sorted(texts))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _kernel_imports(tree: ast.Module, package: str) -> Iterator[str]:
+    """Every name in the kernel package that the tree imports, as module and as possible submodule."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*parents, *([node.module] if node.module else [])])
+            names = [source, *(f"{source}.{alias.name}" for alias in node.names)]
+        yield from (name for name in names if name.startswith(f"{KERNEL_PACKAGE}.") and name not in _HOST_MODULES)
+
+
+def _canonical(node: Any) -> str:
+    """A dump of a syntax tree that does not depend on the Python that parsed it.
+
+    ``ast.dump`` does: which empty fields it prints, and which fields there are, changed in 3.12 and 3.13. So does 3.12
+    itself, which ends a nested format spec with an empty string.
+    """
+    if isinstance(node, ast.JoinedStr):
+        return f"JoinedStr({','.join(_canonical(value) for value in node.values if not _is_empty_string(value))})"
+    if isinstance(node, ast.AST):
+        parts = (
+            (name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment", "type_ignores")
+        )
+        shown = sorted(f"{name}={_canonical(value)}" for name, value in parts if value is not None and value != [])
+        return f"{type(node).__name__}({','.join(shown)})"
+    if isinstance(node, list):
+        return f"[{','.join(_canonical(item) for item in node if not _is_bare_string(item))}]"
+    return f"{type(node).__name__}:{node!r}"
+
+
+def _is_bare_string(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _is_empty_string(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == ""
+
+
+def is_installed(package: str) -> bool:
+    """Whether a top-level package can be imported here. Does not import it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed distribution, read from its metadata; None when it is not there."""
+    if not is_installed(package):
+        return None
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def minor_of(version: str | None) -> str | None:
+    """``"3.6"`` of ``"3.6.0+git1"``."""
+    return ".".join(version.split(".")[:2]) if version else None
+
+
+def triton_minor() -> str | None:
+    """Major and minor of the Triton installed here, None when there is none."""
+    return minor_of(installed_version("triton"))
+
+
+def toolchain() -> dict[str, str | None]:
+    """What compiled and ran a kernel here: the fields of an evidence record's ``toolchain``."""
+    return {"torch": installed_version("torch"), "triton": triton_minor(), "python": platform.python_version()}

@@ -1,0 +1,1 @@
+"""A plain-torch float64 twin of every op; for verify, tests and benchmarks only."""

@@ -1,0 +1,116 @@
+"""Sampling and log-probabilities, one row at a time. Scores are fp32 as the op defines them; what follows is float64."""
+
+import math
+
+import torch
+
+_MASK32 = (1 << 32) - 1
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """One token id per row, int64 [B]; -1 for a row with a NaN or with nothing above -inf."""
+    ids = []
+    for row, scores in enumerate(logits.float().cpu()):
+        if not _is_sound(scores):
+            ids.append(-1)
+        elif temperature[row] <= 0:
+            ids.append(scores.tolist().index(float(scores.max())))
+        else:
+            z = _scaled(scores, temperature[row].cpu())
+            kept = _kept(z, int(top_k[row]), float(top_p[row]), float(min_p[row]))
+            noise = gumbel_noise(int(seeds[row]), int(positions[row]), len(z))
+            noisy: list[float] = (z.double() + noise).tolist()
+            ids.append(min((-noisy[token], token) for token in kept)[1])
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def filtered_probabilities(
+    scores: torch.Tensor, temperature: torch.Tensor, *, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    """The distribution that ``sample`` draws from, float64 [V], of one sound row [V] at a positive fp32 temperature."""
+    z = _scaled(scores.float(), temperature)
+    kept = _kept(z, top_k, top_p, min_p)
+    probabilities = torch.zeros(len(z), dtype=torch.float64)
+    probabilities[kept] = torch.exp(z[kept].double())
+    return probabilities / probabilities.sum()
+
+
+def top_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, *, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids, int64 [B, n + 1], and float64 log-probabilities [B, n + 1] of the given token and of the n largest."""
+    ids, logprobs = [], []
+    for row, token in zip(logits.float().cpu(), token_ids.tolist(), strict=True):
+        if not _is_sound(row):
+            ids.append([-1] * (n + 1))
+            logprobs.append([math.nan] * (n + 1))
+            continue
+        largest = torch.sort(row, descending=True, stable=True).indices[:n].tolist()
+        z = _scaled(row.double(), torch.tensor(1.0, dtype=torch.float64))
+        row_logprobs = z - torch.log(torch.exp(z).sum())
+        ids.append([token, *largest])
+        logprobs.append([math.nan if i < 0 else float(row_logprobs[i]) for i in ids[-1]])
+    shape = (len(ids), n + 1)
+    return torch.tensor(ids, dtype=torch.int64).view(shape), torch.tensor(logprobs, dtype=torch.float64).view(shape)
+
+
+def _is_sound(scores: torch.Tensor) -> bool:
+    """No NaN, and something above -inf."""
+    return not bool(torch.isnan(scores).any()) and float(scores.max()) > -math.inf
+
+
+def _scaled(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """(scores - max) / temperature in the dtype of ``scores``; exactly 0 at the max, which +inf may be."""
+    largest = scores.max()
+    return torch.where(scores == largest, torch.zeros_like(scores), (scores - largest) / temperature)
+
+
+def _kept(z: torch.Tensor, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """Token ids that survive, by descending z, ties by ascending id."""
+    order: list[int] = torch.sort(z, descending=True, stable=True).indices.tolist()
+    if 0 < top_k < len(order):
+        order = order[:top_k]
+    masses = torch.exp(z[order].double()).tolist()
+    if top_p < 1:
+        total, reached, count = math.fsum(masses), 0.0, 0
+        while count == 0 or (count < len(order) and reached < top_p * total):
+            reached += masses[count]
+            count += 1
+        order = order[:count]
+    return [token for token, mass in zip(order, masses, strict=False) if mass >= min_p]
+
+
+def gumbel_noise(seed: int, position: int, num_tokens: int) -> torch.Tensor:
+    """Float64 noise of token ids 0 .. num_tokens - 1."""
+    block = torch.arange((num_tokens + 3) // 4, dtype=torch.int64)
+    constant = torch.full_like(block, position & _MASK32)
+    zero = torch.zeros_like(block)
+    words = philox4x32(torch.stack([block, constant, zero, zero]), seed & _MASK32, (seed >> 32) & _MASK32)
+    u = ((words // 512).double() + 0.5) / 8388608.0
+    return -torch.log(-torch.log(u.T.flatten()[:num_tokens]))
+
+
+def philox4x32(counters: torch.Tensor, key_low: int, key_high: int) -> torch.Tensor:
+    """Philox-4x32-10 of int64 counters [4, N] with 32-bit values; words of the same shape."""
+    a, b, c, d = counters
+    for _ in range(10):
+        high_a, low_a = _product(a, 0xD2511F53)
+        high_c, low_c = _product(c, 0xCD9E8D57)
+        a, b, c, d = high_c ^ b ^ key_low, low_c, high_a ^ d ^ key_high, low_a
+        key_low = (key_low + 0x9E3779B9) % (1 << 32)
+        key_high = (key_high + 0xBB67AE85) % (1 << 32)
+    return torch.stack([a, b, c, d])
+
+
+def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of x * factor by 16-bit limbs, which never pass 63 bits."""
+    low_part = (x % 65536) * factor  # < 2**48
+    high_part = (x // 65536) * factor  # < 2**48
+    carried = high_part + low_part // 65536
+    return carried // 65536, (carried % 65536) * 65536 + low_part % 65536

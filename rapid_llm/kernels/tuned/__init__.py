@@ -1,0 +1,1 @@
+"""Shipped tiles: one <device>.json each, written by the tuner."""

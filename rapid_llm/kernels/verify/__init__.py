@@ -1,0 +1,1 @@
+"""Runs rows against the float64 references and keeps the runs as evidence. Imports torch."""

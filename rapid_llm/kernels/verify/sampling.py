@@ -1,0 +1,91 @@
+"""Cases of the sampling family. Ids are compared exactly: the scores and the noise are defined to the bit before the last log."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from rapid_llm.kernels.ops.interfaces import Sizes
+from rapid_llm.kernels.ops.sampling.rows import SAMPLE, TOP_LOGPROBS
+from rapid_llm.kernels.reference import sampling as reference
+from rapid_llm.kernels.verify.buffers import Stage
+from rapid_llm.kernels.verify.case import Case, CaseMaker, Check
+
+# One value per row in turn; the periods share no factor, so that a sweep pairs all of them.
+_TEMPERATURES = (0.7, 0.0, 1.0, 1.6, 0.3)
+_TINY_TEMPERATURES = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)
+_TOP_P = (1.0, 0.9, 0.5, 0.99)
+_MIN_P = (0.0, 0.05, 0.0)
+_NUM_TOP_LOGPROBS = (5, 0, 1, 20)
+
+
+def _sample(sizes: Sizes, dtype: torch.dtype, device: torch.device, generator: torch.Generator, hard: str | None) -> Case:
+    num_seqs, vocab_size = sizes["num_seqs"], sizes["vocab_size"]
+    stage = Stage(SAMPLE, sizes, dtype, device)
+    top_k: Sequence[float] = (0, 50, 1, -1, 7, vocab_size, 5000)
+    if hard == "mixed_top_k":
+        top_k = (-1, 0, 1, 64, vocab_size, vocab_size + 1, 10**7)
+    temperatures = _TINY_TEMPERATURES if hard == "tiny_temperature" else _TEMPERATURES
+    arguments = {
+        "logits": stage.place("logits", _logits(sizes, generator, hard)),
+        "temperature": stage.place("temperature", _in_turn(temperatures, num_seqs)),
+        "top_k": stage.place("top_k", _in_turn(top_k, num_seqs)),
+        "top_p": stage.place("top_p", _in_turn(_TOP_P, num_seqs)),
+        "min_p": stage.place("min_p", _in_turn(_MIN_P, num_seqs)),
+        "seeds": stage.place("seeds", torch.randint(-(1 << 63), (1 << 63) - 1, (num_seqs,), generator=generator)),
+        "positions": stage.place("positions", torch.randint(0, 1 << 20, (num_seqs,), generator=generator)),
+    }
+    expected = reference.sample(**arguments)
+    out_ids = stage.unwritten("out_ids", (num_seqs,))
+    check = Check("out_ids", lambda: out_ids, expected, rtol=0.0, atol=0.0)
+    return Case(hard or "random", {**arguments, "out_ids": out_ids}, [check, *stage.guards()])
+
+
+def _top_logprobs(sizes: Sizes, dtype: torch.dtype, device: torch.device, generator: torch.Generator, hard: str | None) -> Case:
+    num_seqs, vocab_size = sizes["num_seqs"], sizes["vocab_size"]
+    stage = Stage(TOP_LOGPROBS, sizes, dtype, device)
+    logits = stage.place("logits", _logits(sizes, generator, hard))
+    tokens = torch.randint(0, vocab_size, (num_seqs,), generator=generator)
+    tokens[3::4] = -1
+    token_ids = stage.place("token_ids", tokens)
+    n = _NUM_TOP_LOGPROBS[(num_seqs + SAMPLE.dtypes.index(str(dtype).removeprefix("torch."))) % len(_NUM_TOP_LOGPROBS)]
+    expected_ids, expected_logprobs = reference.top_logprobs(logits, token_ids, n=n)
+    out_ids = stage.unwritten("out_ids", (num_seqs, n + 1))
+    out_logprobs = stage.unwritten("out_logprobs", (num_seqs, n + 1))
+    # The log of a sum of vocab_size fp32 numbers, whose errors add up like a random walk, and an fp32 difference.
+    fp32 = torch.finfo(torch.float32).eps
+    checks = [
+        Check("out_ids", lambda: out_ids, expected_ids, rtol=0.0, atol=0.0),
+        Check("out_logprobs", lambda: out_logprobs, expected_logprobs, rtol=4 * fp32, atol=2 * fp32 * math.sqrt(vocab_size)),
+    ]
+    arguments = {"logits": logits, "token_ids": token_ids, "out_ids": out_ids, "out_logprobs": out_logprobs}
+    return Case(hard or "random", arguments, [*checks, *stage.guards()])
+
+
+def _in_turn(values: Sequence[float], count: int) -> torch.Tensor:
+    return torch.tensor([values[row % len(values)] for row in range(count)], dtype=torch.float64)
+
+
+def _logits(sizes: Sizes, generator: torch.Generator, hard: str | None) -> torch.Tensor:
+    """Logits as a model gives them, with every other row (the first included) hostile in the named way."""
+    num_seqs, vocab_size = sizes["num_seqs"], sizes["vocab_size"]
+    logits = 4 * torch.randn(num_seqs, vocab_size, generator=generator)
+    hostile = logits[::2]
+    if hard == "nan_row":
+        hostile[:, vocab_size // 3] = math.nan
+    elif hard == "all_minus_inf":
+        hostile[:] = -math.inf
+    elif hard == "all_negative":
+        hostile.abs_().neg_().sub_(20.0)
+    elif hard == "plus_inf":
+        hostile[:, vocab_size // 2] = math.inf
+    elif hard == "ties":
+        hostile.round_()
+    elif hard == "banned_tokens":
+        hostile[:, torch.randperm(vocab_size, generator=generator)[: vocab_size - 3]] = -math.inf
+    elif hard == "tiny_temperature":
+        hostile.mul_(15.0).clamp_(-60.0, 60.0)[:, vocab_size // 4] = -math.inf
+    return logits
+
+
+CASES: dict[str, CaseMaker] = {"sample": _sample, "top_logprobs": _top_logprobs}

@@ -1,0 +1,1 @@
+"""Which pages belong to whom. Bookkeeping only, torch-free."""

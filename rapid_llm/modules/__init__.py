@@ -1,0 +1,1 @@
+"""Layers: what a model is put together from."""

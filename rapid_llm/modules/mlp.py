@@ -1,0 +1,32 @@
+"""The gated feed-forward of the llama family: down(silu(gate(x)) * up(x)) (Shazeer 2020, https://arxiv.org/abs/2002.05202)."""
+
+from collections.abc import Iterator
+
+import torch
+
+from rapid_llm.modules.linear import Linear
+from rapid_llm.modules.placement import Placement
+from rapid_llm.modules.weights import WeightSlot
+
+
+class GatedMLP:
+    """Gate and up ride in one product."""
+
+    def __init__(self, place: Placement, name: str, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
+        self.intermediate_size = intermediate_size
+        parts = [(f"{name}.gate_proj", intermediate_size), (f"{name}.up_proj", intermediate_size)]
+        self.gate_up = Linear(place, parts, hidden_size, bias=bias)
+        self.down = Linear(place, [(f"{name}.down_proj", hidden_size)], intermediate_size, bias=bias)
+        self._swiglu = place.kernel("swiglu", d=intermediate_size)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden_size] -> [T, hidden_size]."""
+        gate_up = self.gate_up(x)
+        activated = x.new_empty(x.shape[0], self.intermediate_size)
+        self._swiglu(gate_up, out=activated)
+        return self.down(activated)
+
+    def weights(self) -> Iterator[WeightSlot]:
+        """Both layers'."""
+        yield from self.gate_up.weights()
+        yield from self.down.weights()

@@ -1,0 +1,1 @@
+"""StepPlan -> tensors -> logits -> ids, on one device."""

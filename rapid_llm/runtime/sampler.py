@@ -1,0 +1,104 @@
+"""Logits -> ids: the sampling values of every slot live on the device, and so does the id that each slot sampled last."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from rapid_llm.config import ResolvedConfig
+from rapid_llm.modules.placement import Placement
+from rapid_llm.step import SampledToken, SlotSetup
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """What sampling left on the device.
+
+    Attributes:
+        slots: the slot of each row.
+        ids: [S] int32.
+        num_logprobs: what each row asked for; -1 is none at all.
+        logprob_ids, logprobs: [S, n + 1] for the largest n that a row asked for; None when no row asked.
+    """
+
+    slots: tuple[int, ...]
+    ids: torch.Tensor
+    num_logprobs: tuple[int, ...]
+    logprob_ids: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
+
+    def to_host(self) -> "SampledStep":
+        """A copy whose tensors are on their way to pinned host memory."""
+        on_host = replace(self, ids=self.ids.to("cpu", non_blocking=True))
+        if self.logprob_ids is None or self.logprobs is None:
+            return on_host
+        ids, values = (part.to("cpu", non_blocking=True) for part in (self.logprob_ids, self.logprobs))
+        return replace(on_host, logprob_ids=ids, logprobs=values)
+
+    def tokens(self) -> dict[int, SampledToken]:
+        """Each slot's token, with as many log-probs as the slot asked for."""
+        ids = self.ids.tolist()
+        if self.logprob_ids is None or self.logprobs is None:
+            return {slot: SampledToken(token) for slot, token in zip(self.slots, ids, strict=True)}
+        reports = zip(self.slots, ids, self.num_logprobs, self.logprob_ids.tolist(), self.logprobs.tolist(), strict=True)
+        return {slot: SampledToken(token, tuple(top[: n + 1]), tuple(values[: n + 1])) for slot, token, n, top, values in reports}
+
+
+class Sampler:
+    """Greedy, temperature, top-k, top-p and min-p per slot.
+
+    Attributes:
+        last_ids: [max_num_seqs] int32.
+    """
+
+    def __init__(self, config: ResolvedConfig, place: Placement, vocab_size: int) -> None:
+        slots, device = config.max_num_seqs, place.device
+        self.last_ids = torch.zeros(slots, dtype=torch.int32, device=device)
+        # In the order of the op's parameters; what SlotSetup names goes to the slot's row.
+        dtypes = {
+            "temperature": torch.float32,
+            "top_k": torch.int32,
+            "top_p": torch.float32,
+            "min_p": torch.float32,
+            "seed": torch.int64,
+        }
+        self._values = {name: torch.zeros(slots, dtype=dtype, device=device) for name, dtype in dtypes.items()}
+        self._num_logprobs = [-1] * slots
+        self._sample = place.kernel("sample", vocab_size=vocab_size)
+        self._top_logprobs = place.kernel("top_logprobs", vocab_size=vocab_size)
+
+    def setup(self, setups: Sequence[SlotSetup]) -> None:
+        """Take over the sampling values of sequences that got a slot."""
+        if not setups:
+            return
+        slots = torch.tensor([setup.slot for setup in setups], device=self.last_ids.device)
+        for name, column in self._values.items():
+            column[slots] = torch.tensor([getattr(setup, name) for setup in setups], dtype=column.dtype, device=column.device)
+        for setup in setups:
+            self._num_logprobs[setup.slot] = setup.logprobs
+
+    def __call__(self, logits: torch.Tensor, slots: Sequence[int], positions: Sequence[int]) -> SampledStep:
+        """Sample one id a row.
+
+        Args:
+            logits: [S, vocab_size].
+            slots: the slot of each row.
+            positions: the position that each sampled id will have; with the seed it decides the noise.
+        """
+        device = logits.device
+        rows = torch.tensor(slots, device=device)
+        ids = torch.empty(len(slots), dtype=torch.int32, device=device)
+        values = [column[rows] for column in self._values.values()]
+        self._sample(logits, *values, torch.tensor(positions, dtype=torch.int32, device=device), out_ids=ids)
+        self.last_ids[rows] = ids
+        return self._with_logprobs(logits, SampledStep(tuple(slots), ids, tuple(self._num_logprobs[slot] for slot in slots)))
+
+    def _with_logprobs(self, logits: torch.Tensor, sampled: SampledStep) -> SampledStep:
+        most = max(sampled.num_logprobs)
+        if most < 0:
+            return sampled
+        shape = (len(sampled.slots), most + 1)
+        ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
+        values = torch.empty(shape, dtype=torch.float32, device=logits.device)
+        self._top_logprobs(logits, sampled.ids, out_ids=ids, out_logprobs=values)
+        return replace(sampled, logprob_ids=ids, logprobs=values)

@@ -1,0 +1,92 @@
+"""Checkpoint -> parameters, with a ledger that accounts for every tensor on both sides."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rapid_llm.checkpoint.source import CheckpointSource
+from rapid_llm.errors import CheckpointError
+from rapid_llm.modules.weights import WeightSlot
+
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+"""Buffers that old checkpoints hold and that are computed here."""
+
+_LISTED = 8
+"""Names an error lists before it counts the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What was loaded: tensors, bytes read, seconds."""
+
+    num_tensors: int
+    num_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rate = self.num_bytes / 1e9 / max(self.seconds, 1e-9)
+        return f"loaded {self.num_tensors} tensors, {self.num_bytes / 1e6:.1f} MB in {self.seconds:.2f} s ({rate:.2f} GB/s)"
+
+
+def match_tensors(source: CheckpointSource, slots: Iterable[WeightSlot]) -> dict[str, WeightSlot]:
+    """Pair every tensor of the file with its place, before anything is read.
+
+    Raises:
+        CheckpointError: lists the names that are missing, unexpected or of another shape.
+    """
+    wanted = {slot.name: slot for slot in slots}
+    held = {name: info for name, info in source.tensors.items() if not name.endswith(IGNORED_SUFFIXES)}
+    missing = [name for name in wanted if name not in held]
+    unexpected = [name for name in held if name not in wanted]
+    misshaped = [
+        f"{name} is {list(held[name].shape)}, not {list(slot.target.shape)}"
+        for name, slot in wanted.items()
+        if name in held and held[name].shape != tuple(slot.target.shape)
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
+    if found := [f"{len(names)} {kind} ({_listing(names)})" for kind, names in kinds if names]:
+        wanted_text = f"exactly the {len(wanted)} tensors of the architecture"
+        change = "load the checkpoint that this config belongs to"
+        raise CheckpointError(
+            f"{source.path}: tensors do not match the model", got="; ".join(found), wanted=wanted_text, change=change
+        )
+    return {name: wanted[name] for name in held}
+
+
+def load_weights(
+    source: CheckpointSource, slots: Iterable[WeightSlot], progress: Callable[[int, int, float], None] | None = None
+) -> LoadReport:
+    """Read every tensor once, in file order, into its place.
+
+    Args:
+        source: the open checkpoint.
+        slots: every place of the model.
+        progress: called with bytes done, bytes in all and seconds so far.
+
+    Raises:
+        CheckpointError: see match_tensors; also when a file turns out to be damaged.
+    """
+    start = time.perf_counter()
+    matched = match_tensors(source, slots)
+    total, done = sum(source.tensors[name].nbytes for name in matched), 0
+    for name, slot in matched.items():
+        info = source.tensors[name]
+        slot.target.copy_(as_tensor(source.read(name), info.dtype))
+        done += info.nbytes
+        if progress is not None:
+            progress(done, total, time.perf_counter() - start)
+    return LoadReport(len(matched), total, time.perf_counter() - start)
+
+
+def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
+    """A tensor over the array's memory; bfloat16 travels as raw uint16 bits."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype in ("bfloat16", "BF16") else tensor
+
+
+def _listing(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,60 @@
+"""StepPlan in, sampled ids out, on one device. Submitting returns at once on a GPU; on a CPU the step has run by then."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rapid_llm.config import ResolvedConfig
+from rapid_llm.modules.forward_batch import ForwardBatch
+from rapid_llm.modules.placement import Placement
+from rapid_llm.runtime.batch_builder import BatchBuilder
+from rapid_llm.runtime.kv_pool import KVPool
+from rapid_llm.runtime.sampler import SampledStep, Sampler
+from rapid_llm.step import StepPlan, StepResult
+
+Model = Callable[[ForwardBatch, Sequence[torch.Tensor]], torch.Tensor]
+"""A packed step over the per-layer pools to logits of its sampled rows."""
+
+
+class Worker:
+    """Owns the model, the KV pool and the device's per-slot tables.
+
+    Attributes:
+        depth: steps that may be in flight while the next one is planned.
+    """
+
+    def __init__(self, config: ResolvedConfig, place: Placement, model: Model, pool: KVPool, vocab_size: int) -> None:
+        self.model, self.pool = model, pool
+        self.depth = 0 if place.device.type == "cpu" else 1
+        self.builder = BatchBuilder(config, place)
+        self.sampler = Sampler(config, place, vocab_size)
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> "SubmittedStep":
+        """Run one step; see StepPlan for what it holds."""
+        self.sampler.setup(plan.slots)
+        batch = self.builder.build(plan, self.sampler.last_ids)
+        logits = self.model(batch, self.pool.layers)
+        sampled = [(chunk.slot, chunk.start + chunk.length) for chunk in plan.chunks if chunk.samples]
+        if not sampled:
+            return SubmittedStep(None)
+        slots, positions = zip(*sampled, strict=True)
+        return SubmittedStep(self.sampler(logits, slots, positions))
+
+
+class SubmittedStep:
+    """A step on its way. On a GPU its ids travel to pinned memory behind it."""
+
+    def __init__(self, sampled: SampledStep | None) -> None:
+        self.sampled = sampled
+        self.event: torch.cuda.Event | None = None
+        if sampled is not None and sampled.ids.is_cuda:
+            self.sampled = sampled.to_host()
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def result(self) -> StepResult:
+        """Wait for the ids of this step, and of this step only."""
+        if self.event is not None:
+            self.event.synchronize()
+        return StepResult({} if self.sampled is None else self.sampled.tokens())

@@ -1,0 +1,63 @@
+"""The rows that this machine can run, each as a callable with the op's signature, and the contract's sweep run over one."""
+
+import os
+import zlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from rapid_llm.kernels.device import current_device
+from rapid_llm.kernels.dispatcher.catalog import catalog
+from rapid_llm.kernels.dispatcher.dispatch import load_target
+from rapid_llm.kernels.ops.interfaces import KernelSpec
+from rapid_llm.kernels.provenance import is_installed
+from rapid_llm.kernels.verify.case import compare
+from rapid_llm.kernels.verify.runner import case_maker
+
+DTYPES = [
+    pytest.param(torch.float32, id="fp32"),
+    pytest.param(torch.bfloat16, id="bf16"),
+    pytest.param(torch.float16, id="fp16"),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row; calling it loads its target."""
+
+    spec: KernelSpec
+
+    def __call__(self, *args, **kwargs):
+        return load_target(self.spec)(*args, **kwargs)
+
+
+def each_row_of(op):
+    """Parametrise a test over every row of ``op`` that this machine runs, under the op's own name."""
+    rows = [pytest.param(Row(spec), id=spec.name) for spec in catalog().rows[op] if _runs_here(spec)]
+    return pytest.mark.parametrize(op, rows)
+
+
+def _runs_here(spec):
+    if not all(is_installed(package) for package in spec.requires.packages):
+        return False
+    device = current_device()
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and "triton" in spec.requires.packages
+    return interpreted or not spec.requires.unmet(device)
+
+
+def broken_cases(row, device):
+    """What is wrong over the whole sweep of the row's contract, hard inputs included; empty when nothing is."""
+    contract, maker = catalog().contract(row.spec.op), case_maker(catalog(), row.spec.op)
+    broken = []
+    for dtype in row.spec.dtypes:
+        for sizes in contract.sweep:
+            for hard in (None, *contract.hard):
+                if all(limit.allows(sizes[name]) for name, limit in row.spec.limits.items() if name in sizes):
+                    seed = zlib.crc32(f"{contract.op} {dtype} {sorted(sizes.items())} {hard}".encode())
+                    generator = torch.Generator().manual_seed(seed)
+                    case = maker(sizes, getattr(torch, dtype), device, generator, hard)
+                    row(**case.arguments)
+                    problems = [compare(check).problem for check in case.checks]
+                    broken += [f"{dtype} {sizes} {case.id}: {problem}" for problem in problems if problem]
+    return broken

@@ -1,0 +1,112 @@
+"""dense_gemm against its float64 twin, on every row that this machine runs."""
+
+import pytest
+import torch
+
+from rapid_llm.errors import KernelInputError
+from tests import reference
+from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
+
+CASES = [
+    pytest.param(1, 576, 576, id="decode-single-token"),
+    pytest.param(7, 1000, 512, id="ragged-width"),
+    pytest.param(65, 129, 257, id="one-past-a-tile"),
+]
+
+
+def weight_of(n, k, dtype, device):
+    return (torch.randn(n, k, device=device) * k**-0.5).to(dtype)
+
+
+def assert_product(out, x, weight, bias=None):
+    """Outputs of size 1 from at most 4,096 fp32 additions: 1e-5; and one rounding to the dtype."""
+    expected = reference.dense_gemm(x, weight, bias=bias)
+    torch.testing.assert_close(out.double(), expected, rtol=max(1e-6, torch.finfo(out.dtype).eps / 2), atol=1e-5)
+
+
+@each_row_of("dense_gemm")
+def test_dense_gemm_holds_over_its_whole_sweep(dense_gemm, device):
+    assert broken_cases(dense_gemm, device) == []
+
+
+@each_row_of("dense_gemm")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["n-by-k", "k-by-n"])
+@pytest.mark.parametrize("with_bias", [pytest.param(False, id="plain"), pytest.param(True, id="bias")])
+@pytest.mark.parametrize(("num_tokens", "n", "k"), CASES)
+def test_dense_gemm_writes_its_columns_and_no_others(dense_gemm, num_tokens, n, k, with_bias, layout, dtype, device):
+    x = torch.randn(num_tokens, k + 9, device=device).to(dtype)[:, :k]
+    weight = weight_of(n, k, dtype, device)
+    if layout == "k-by-n":
+        weight = weight.t().clone(memory_format=torch.contiguous_format).t()
+    bias = torch.randn(n, device=device).to(dtype) if with_bias else None
+    buffer = torch.full((num_tokens, n + 9), 7.0, dtype=dtype, device=device)
+
+    dense_gemm(x, weight, out=buffer[:, :n], bias=bias)
+
+    assert_product(buffer[:, :n], x, weight, bias)
+    assert (buffer[:, n:] == 7.0).all()
+
+
+@pytest.mark.case("G13")
+@each_row_of("dense_gemm")
+def test_an_odd_stride_and_a_base_off_by_one_element_work_after_an_aligned_call(dense_gemm, device):
+    n, k = 1953, 3960
+    weight = weight_of(n, k, torch.bfloat16, device)
+    aligned = torch.randn(4, k, device=device).bfloat16()
+    out = torch.empty(4, n, dtype=torch.bfloat16, device=device)
+    dense_gemm(aligned, weight, out=out)
+    assert_product(out, aligned, weight)
+
+    odd = torch.randn(4 * k + 1, device=device).bfloat16()[1:].view(4, k)
+    storage = torch.empty(4 * n + 1, dtype=torch.bfloat16, device=device)
+    dense_gemm(odd, weight, out=storage[1:].view(4, n))
+    assert_product(storage[1:].view(4, n), odd, weight)
+    assert storage[0].isnan()
+
+
+@pytest.mark.case("G11")
+@each_row_of("dense_gemm")
+def test_one_row_for_all_tokens_through_a_stride_of_zero(dense_gemm, device):
+    row, weight = torch.randn(1, 64, device=device), weight_of(33, 64, torch.float32, device)
+    out = torch.empty(5, 33, device=device)
+    dense_gemm(row.expand(5, 64), weight, out=out)
+    assert_product(out, row.expand(5, 64), weight)
+
+
+@each_row_of("dense_gemm")
+@pytest.mark.parametrize("dtype", [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, id="fp16")])
+def test_sums_are_kept_in_fp32(dense_gemm, dtype, device):
+    """4,096 times 1: a bf16 sum of ones stops at 256, an fp16 one at 2,048."""
+    x, weight = torch.ones(1, 4096, dtype=dtype, device=device), torch.ones(3, 4096, dtype=dtype, device=device)
+    out = torch.empty(1, 3, dtype=dtype, device=device)
+    dense_gemm(x, weight, out=out)
+    assert out.tolist() == [[4096.0] * 3]
+
+
+@pytest.mark.case("G13")
+@each_row_of("dense_gemm")
+def test_dense_gemm_of_no_tokens_is_empty(dense_gemm, device):
+    weight = torch.ones(5, 64, device=device)
+    assert dense_gemm(torch.empty(0, 64, device=device), weight, out=torch.empty(0, 5, device=device)).shape == (0, 5)
+
+
+@pytest.mark.case("G11")
+@each_row_of("dense_gemm")
+@pytest.mark.parametrize(
+    ("x", "weight", "out", "bias"),
+    [
+        pytest.param(torch.ones(3, 128)[:, ::2], torch.ones(5, 64), torch.zeros(3, 5), None, id="every-other-column"),
+        pytest.param(torch.ones(64, 3).t(), torch.ones(5, 64), torch.zeros(3, 5), None, id="transposed-x"),
+        pytest.param(torch.ones(3, 64), torch.ones(5, 64), torch.zeros(5, 3).t(), None, id="transposed-out"),
+        pytest.param(torch.ones(3, 64), torch.ones(64, 5), torch.zeros(3, 5), None, id="weight-the-other-way"),
+        pytest.param(torch.ones(3, 64), torch.ones(5, 64).half(), torch.zeros(3, 5), None, id="mixed-dtypes"),
+        pytest.param(torch.ones(3, 64), torch.ones(5, 64), torch.zeros(3, 5), torch.ones(4), id="short-bias"),
+        pytest.param(torch.ones(3, 64), torch.ones(5, 64), torch.zeros(3, 5), torch.ones(10)[::2], id="strided-bias"),
+    ],
+)
+def test_dense_gemm_refuses_what_it_would_misread(dense_gemm, x, weight, out, bias, device):
+    out = out.to(device)
+    with pytest.raises(KernelInputError, match=r"dense_gemm\(x \["):
+        dense_gemm(x.to(device), weight.to(device), out=out, bias=None if bias is None else bias.to(device))
+    assert (out == 0).all()

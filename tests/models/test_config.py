@@ -1,0 +1,279 @@
+import logging
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid_llm.errors import CheckpointError
+from rapid_llm.models.config import ModelConfig
+from tests.checkpoint.writers import gguf_metadata, llama_config
+
+HF, GGUF = Path("config.json"), Path("model.gguf")
+
+
+def from_hf(**changes):
+    return ModelConfig.from_hf(llama_config(**changes), HF)
+
+
+def from_gguf(**changes):
+    return ModelConfig.from_gguf(gguf_metadata(**changes), GGUF)
+
+
+def refusal_of(make, **changes):
+    with pytest.raises(CheckpointError) as refusal:
+        make(**changes)
+    return str(refusal.value)
+
+
+def test_sizes_are_read_from_config_json():
+    config = from_hf(head_dim=32, rope_theta=5e5, attention_bias=True, mlp_bias=True, bos_token_id=1, eos_token_id=[2, 3])
+    assert config == ModelConfig(
+        architecture="llama",
+        vocab_size=257,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        bos_token_id=1,
+        eos_token_ids=(2, 3),
+    )
+
+
+def test_both_kinds_of_file_give_the_same_sizes():
+    hf, gguf = from_hf(rms_norm_eps=0.5), from_gguf(**{"llama.attention.layer_norm_rms_epsilon": 0.5})
+    assert hf == gguf
+
+
+def test_absent_keys_take_the_defaults_of_the_llama_family():
+    absent = (
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "rope_theta",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "eos_token_id",
+    )
+    config = from_hf(**dict.fromkeys(absent, ...))
+    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert (config.rope_theta, config.max_position_embeddings, config.tie_word_embeddings) == (10000.0, 2048, False)
+    assert config.eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"rope_theta": 7.0}, id="top-level"),
+        pytest.param({"rope_theta": ..., "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, id="rope_parameters"),
+        pytest.param({"rope_theta": 7.0, "rope_parameters": {"rope_theta": 7, "rope_type": "default"}}, id="both-agree"),
+        pytest.param({"rope_theta": 7.0, "rope_scaling": None}, id="null-scaling"),
+        pytest.param({"rope_theta": 7.0, "rope_scaling": {"type": "default"}}, id="default-scaling"),
+    ],
+)
+def test_the_rotary_base_is_found_wherever_an_export_puts_it(changes):
+    assert from_hf(**changes).rope_theta == 7.0
+
+
+@pytest.mark.parametrize("kind", ["llama3", "linear", "dynamic", "yarn", "longrope", "su"])
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("type_key", ["rope_type", "type"])
+def test_an_unsupported_rope_type_is_refused_by_name(kind, key, type_key):
+    message = refusal_of(from_hf, **{key: {type_key: kind, "factor": 8.0}})
+    assert f"config.json: rope type {kind!r} in {key!r} is not supported" in message
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        pytest.param({"factor": 2.0}, id="no-type"),
+        pytest.param({"rope_type": "default", "partial_rotary_factor": 0.5}, id="partial"),
+        pytest.param({"full_attention": {"rope_type": "linear"}}, id="by-layer-type"),
+        pytest.param("linear", id="string"),
+        pytest.param({"rope_type": "default", "rope_theta": "big"}, id="bad-theta"),
+    ],
+)
+def test_rope_settings_that_are_not_understood_are_refused(scaling):
+    refusal_of(from_hf, rope_theta=..., rope_parameters=scaling)
+
+
+def test_two_rotary_bases_that_differ_are_refused():
+    message = refusal_of(from_hf, rope_theta=1e4, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert "the rotary base is given twice and differs" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "neutral"),
+    [
+        ("hidden_act", "gelu", "silu"),
+        ("pretraining_tp", 2, 1),
+        ("quantization_config", {"quant_method": "awq"}, None),
+        ("sliding_window", 4096, None),
+        ("partial_rotary_factor", 0.5, 1),
+        ("attn_logit_softcapping", 50.0, None),
+        ("final_logit_softcapping", 30.0, None),
+        ("logits_scaling", 8.0, 1.0),
+        ("embedding_multiplier", 12.0, 1.0),
+        ("use_qk_norm", True, False),
+        ("num_local_experts", 8, 0),
+        ("rope_interleaved", True, False),
+        ("layer_types", ["full_attention", "sliding_attention"], ["full_attention", "full_attention"]),
+        ("layer_types", 5, None),
+        ("pretraining_tp", True, 1),
+        ("use_sliding_window", 0, False),
+    ],
+)
+def test_a_key_that_changes_the_maths_is_refused_unless_it_is_neutral(key, value, neutral):
+    message = refusal_of(from_hf, **{key: value})
+    assert f"config.json: key {key!r} changes the maths and is not supported: got {value!r}" in message
+    assert from_hf(**{key: neutral}) == from_hf()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "neutral"),
+    [
+        ("rope.scaling.type", "yarn", "none"),
+        ("rope.scaling.factor", 4.0, 1.0),
+        ("attention.sliding_window", 4096, 0),
+        ("expert_count", 8, 0),
+        ("logit_scale", 0.5, 0.0),
+        ("tensor_data_layout", "Meta AI original pth", "reference"),
+        ("attention.causal", False, True),
+    ],
+)
+def test_a_gguf_key_that_changes_the_maths_is_refused_unless_it_is_neutral(key, value, neutral):
+    message = refusal_of(from_gguf, **{f"llama.{key}": value})
+    assert f"model.gguf: key 'llama.{key}' changes the maths and is not supported" in message
+    assert from_gguf(**{f"llama.{key}": neutral}) == from_gguf()
+
+
+def test_unknown_keys_are_logged_in_one_line_and_harmless_ones_are_not(caplog):
+    with caplog.at_level(logging.WARNING):
+        from_hf(torch_dtype="bfloat16", use_cache=True, transformers_version="5", auto_map={}, shiny=1, another=2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "config.json: keys that this version does not know and does not follow: another, shiny"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        pytest.param("qwen3", ["Qwen3ForCausalLM"], id="other-model"),
+        pytest.param("llama", ["LlamaForSequenceClassification"], id="other-head"),
+        pytest.param("llama", [], id="no-class"),
+        pytest.param("qwen2", ["LlamaForCausalLM"], id="class-and-type-differ"),
+        pytest.param(..., ..., id="neither"),
+        pytest.param(5, "LlamaForCausalLM", id="wrong-types"),
+    ],
+)
+def test_an_unknown_architecture_is_refused_with_the_known_ones(kind, names):
+    message = refusal_of(from_hf, model_type=kind, architectures=names)
+    assert "config.json: the architecture is not supported" in message
+    assert "wanted llama (LlamaForCausalLM)" in message
+
+
+@pytest.mark.parametrize(("kind", "names"), [("llama", ...), (..., ["LlamaForCausalLM"])])
+def test_one_name_of_the_architecture_is_enough(kind, names):
+    assert from_hf(model_type=kind, architectures=names).architecture == "llama"
+
+
+@pytest.mark.parametrize("value", ["gemma3", ..., 3, ["llama"], array("i", [1, 2])])
+def test_an_unknown_gguf_architecture_is_refused(value):
+    metadata = {"general.architecture": value} if value is not ... else {}
+    with pytest.raises(CheckpointError, match=r"model.gguf: the architecture is not supported: got general.architecture"):
+        ModelConfig.from_gguf(metadata, GGUF)
+
+
+SIZES = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+
+
+@pytest.mark.parametrize("key", [*SIZES, "num_key_value_heads", "head_dim", "max_position_embeddings"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "64", True, 2**31, [4], float("nan")])
+def test_a_size_of_the_wrong_kind_is_refused_by_key(key, value):
+    assert f"config.json: key {key!r} cannot be used: got {value!r}" in refusal_of(from_hf, **{key: value})
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_a_missing_size_is_refused_by_key(key):
+    assert f"key {key!r} cannot be used: got no such key" in refusal_of(from_hf, **{key: ...})
+
+
+def test_an_absurd_number_of_layers_is_refused_before_anything_is_built():
+    assert "wanted an integer from 1 to 10,000" in refusal_of(from_hf, num_hidden_layers=10**6)
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta"])
+@pytest.mark.parametrize("value", [0, -1e-5, "1e-5", True, float("inf"), 10**400])
+def test_a_number_of_the_wrong_kind_is_refused_by_key(key, value):
+    assert f"key {key!r} cannot be used" in refusal_of(from_hf, **{key: value})
+
+
+@pytest.mark.parametrize("key", ["tie_word_embeddings", "attention_bias", "mlp_bias"])
+@pytest.mark.parametrize("value", [1, 0, "true"])
+def test_a_flag_is_true_or_false(key, value):
+    assert f"key {key!r} cannot be used: got {value!r}, wanted true or false" in refusal_of(from_hf, **{key: value})
+
+
+def test_heads_must_divide():
+    assert "the head counts do not fit: got 4 attention heads, 3 key-value heads" in refusal_of(from_hf, num_key_value_heads=3)
+    assert "key 'head_dim' cannot be used: got no such key" in refusal_of(from_hf, num_attention_heads=7, num_key_value_heads=7)
+    assert "head_dim is odd" in refusal_of(from_hf, head_dim=15)
+    assert from_hf(num_attention_heads=7, num_key_value_heads=7, head_dim=16).head_dim == 16
+
+
+@pytest.mark.parametrize("key", ["attention.value_length", "rope.dimension_count"])
+def test_gguf_head_widths_must_agree(key):
+    assert f"key 'llama.{key}' cannot be used: got 8, wanted the head width, 16" in refusal_of(from_gguf, **{f"llama.{key}": 8})
+
+
+def test_the_vocabulary_is_counted_where_gguf_names_no_size():
+    assert from_gguf(**{"llama.vocab_size": ...}).vocab_size == 257
+
+
+@pytest.mark.case("J5")
+@pytest.mark.parametrize(("value", "ids"), [(None, ()), (..., ()), (5, (5,)), ([5, 6], (5, 6)), ([], ())])
+def test_end_ids_come_as_int_list_or_null(value, ids):
+    assert from_hf(eos_token_id=value).eos_token_ids == ids
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+hf_keys = st.sampled_from(
+    [*llama_config(), "head_dim", "rope_scaling", "rope_parameters", "layer_types", "attention_bias", "sliding_window"]
+)
+gguf_values = json_values | st.lists(st.integers(-5, 5), max_size=3).map(lambda numbers: array("i", numbers))
+
+
+@given(changes=st.dictionaries(hf_keys, json_values, max_size=3))
+@settings(deadline=None)
+def test_any_json_gives_a_config_or_a_refusal(changes):
+    try:
+        config = from_hf(**changes)
+    except CheckpointError:
+        return
+    assert config.num_heads % config.num_kv_heads == 0
+
+
+@given(
+    changes=st.dictionaries(
+        st.sampled_from([*gguf_metadata(), "llama.rope.scaling.type", "llama.expert_count"]), gguf_values, max_size=3
+    )
+)
+@settings(deadline=None)
+def test_any_metadata_gives_a_config_or_a_refusal(changes):
+    try:
+        config = from_gguf(**changes)
+    except CheckpointError:
+        return
+    assert config.num_heads % config.num_kv_heads == 0

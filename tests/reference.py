@@ -1,0 +1,27 @@
+"""The door to the float64 twins of kernels/reference, which owe nothing to the rows under test."""
+
+from rapid_llm.kernels.reference.activation import swiglu
+from rapid_llm.kernels.reference.attention import flash_decoding, flashattention2_nopad
+from rapid_llm.kernels.reference.embeddings import vocab_embedding
+from rapid_llm.kernels.reference.gemm import dense_gemm
+from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_index
+from rapid_llm.kernels.reference.norm import add_rms_norm, rms_norm
+from rapid_llm.kernels.reference.rotary import rope
+from rapid_llm.kernels.reference.sampling import filtered_probabilities, philox4x32, sample, top_logprobs
+
+__all__ = [
+    "add_rms_norm",
+    "dense_gemm",
+    "filtered_probabilities",
+    "flash_decoding",
+    "flashattention2_nopad",
+    "philox4x32",
+    "rms_norm",
+    "rope",
+    "sample",
+    "swiglu",
+    "top_logprobs",
+    "update_kv_buffer",
+    "update_kv_index",
+    "vocab_embedding",
+]

@@ -7,7 +7,7 @@ import torch
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.modules.attention import Attention
 from rapid_llm.modules.embedding import Embedding, Head
-from rapid_llm.modules.forward_batch import ForwardBatch
+from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.mlp import GatedMLP
 from rapid_llm.modules.norm import RMSNorm
 from rapid_llm.modules.placement import Placement
@@ -33,7 +33,7 @@ class LlamaLayer:
         self.post_norm = RMSNorm(place, f"{name}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(place, f"{name}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
         """``x`` [T, hidden_size] is what the layer before adds to ``residual``; returns what this one adds. Writes the pool."""
         x = self.attention(self.input_norm.add(x, residual), batch, pool)
         return self.mlp(self.post_norm.add(x, residual))
@@ -62,7 +62,7 @@ class LlamaForCausalLM:
         self.norm = RMSNorm(place, "model.norm", config.hidden_size, config.rms_norm_eps)
         self.head = Head(place, "lm_head", self.embedding, tied=tied_head)
 
-    def __call__(self, batch: ForwardBatch, pools: Sequence[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, batch: ForwardBatch, pools: Sequence[LayerPool]) -> torch.Tensor:
         """Run one packed step over the per-layer ``pools``; logits [S, vocab_size] of ``batch.sampled_rows``."""
         x = self.embedding(batch.token_ids)
         residual = torch.zeros_like(x)

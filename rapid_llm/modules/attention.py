@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from rapid_llm.config import PAGE_SIZE
-from rapid_llm.modules.forward_batch import ForwardBatch
+from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.placement import Placement
 from rapid_llm.modules.rotary import Rotary
@@ -43,46 +43,29 @@ class Attention:
         self._decode = place.kernel("flash_decoding", **heads, page_size=PAGE_SIZE)
         self._prefill = place.kernel("flashattention2_nopad", **heads, page_size=PAGE_SIZE)
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:
-        """[T, hidden_size] -> [T, hidden_size]; writes this layer's ``pool`` [rows, 2 * num_kv_heads, head_dim]."""
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
+        """[T, hidden_size] -> [T, hidden_size]; writes the step's rows of ``pool``."""
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        q, k, v = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        k_pool, v_pool = pool[:, : self.num_kv_heads], pool[:, self.num_kv_heads :]
+        first_k, first_v = self.num_heads, self.num_heads + self.num_kv_heads
+        q, k, v = heads[:, :first_k], heads[:, first_k:first_v], heads[:, first_v:]
         self._rope(q, k, batch.positions, self.cos_sin)
-        self._write_kv(k, v, batch.slot_mapping, k_pool=k_pool, v_pool=v_pool)
-        return self.out(self._attend(q, k_pool, v_pool, batch).flatten(1))
+        self._write_kv(k, v, batch.slot_mapping, k_pool=pool.k, v_pool=pool.v)
+        attended = x.new_empty(x.shape[0], self.num_heads * self.head_dim)
+        self._attend(q, pool, batch, attended.view(q.shape))
+        return self.out(attended)
 
-    def _attend(self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        out = q.new_empty(q.shape)  # [T, num_heads, head_dim]
-        num_decodes, page_table = batch.num_decodes, batch.page_table
-        rows, lens = batch.table_rows, batch.seq_lens
-        if num_decodes:
-            self._decode(
-                q[:num_decodes],
-                k_pool,
-                v_pool,
-                page_table,
-                rows[:num_decodes],
-                lens[:num_decodes],
-                out=out[:num_decodes],
-                page_size=PAGE_SIZE,
-                sm_scale=self.sm_scale,
-            )
-        if batch.max_seqlen_q:
-            self._prefill(
-                q[num_decodes:],
-                k_pool,
-                v_pool,
-                page_table,
-                rows[num_decodes:],
-                batch.cu_seqlens_q,
-                lens[num_decodes:],
-                out=out[num_decodes:],
-                page_size=PAGE_SIZE,
-                sm_scale=self.sm_scale,
-                max_seqlen_q=batch.max_seqlen_q,
-            )
-        return out
+    def _attend(self, q: torch.Tensor, pool: LayerPool, batch: ForwardBatch, out: torch.Tensor) -> None:
+        """q, out: [T, num_heads, head_dim]; decode rows first, then prefill rows."""
+        decodes, table, rows, lens = batch.num_decodes, batch.page_table, batch.table_rows, batch.seq_lens
+        scale = {"page_size": PAGE_SIZE, "sm_scale": self.sm_scale}
+        if not batch.max_seqlen_q:
+            self._decode(q, pool.k, pool.v, table, rows, lens, out=out, **scale)
+            return
+        if decodes:
+            self._decode(q[:decodes], pool.k, pool.v, table, rows[:decodes], lens[:decodes], out=out[:decodes], **scale)
+            q, out, rows, lens = q[decodes:], out[decodes:], rows[decodes:], lens[decodes:]
+        bounds, longest = batch.cu_seqlens_q, batch.max_seqlen_q
+        self._prefill(q, pool.k, pool.v, table, rows, bounds, lens, out=out, max_seqlen_q=longest, **scale)
 
     def weights(self) -> Iterator[WeightSlot]:
         """Both projections'."""

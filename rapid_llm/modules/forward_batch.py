@@ -1,8 +1,16 @@
 """The tensors of one packed step. Lives where it is read; passed as an argument from worker to kernel."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+
+
+class LayerPool(NamedTuple):
+    """K and V rows of one layer, [rows, num_kv_heads, head_dim] each: the two halves of one buffer."""
+
+    k: torch.Tensor
+    v: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ import torch
 from rapid_llm.config import PAGE_SIZE
 from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.ops.interfaces import KernelSpec
+from rapid_llm.modules.forward_batch import LayerPool
 
 MAX_ROWS = 2**31
 """Row ids are int32."""
 
 
 class KVPool:
-    """Per layer [rows, 2 * num_kv_heads, head_dim], K heads first; a token's row id is its slot.
+    """Per layer one buffer [rows, 2 * num_kv_heads, head_dim], K heads first; a token's row id is its slot.
 
     Memory is touched when a row is first written, so a large pool costs a host nothing until it is used.
     """
@@ -22,12 +23,13 @@ class KVPool:
         """``shape``: layers, pages, KV heads, head dimension."""
         num_layers, num_pages, num_kv_heads, head_dim = shape
         layer = (num_pages * PAGE_SIZE, 2 * num_kv_heads, head_dim)
-        self.layers = [torch.empty(layer, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.buffers = [torch.empty(layer, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.layers = [LayerPool(buffer[:, :num_kv_heads], buffer[:, num_kv_heads:]) for buffer in self.buffers]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers."""
-        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
 
 
 def check_bound(num_rows: int, row_elements: int, readers: Iterable[KernelSpec]) -> None:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rapid_llm.config import ResolvedConfig
-from rapid_llm.modules.forward_batch import ForwardBatch
+from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.placement import Placement
 from rapid_llm.runtime.batch_builder import BatchBuilder
 from rapid_llm.runtime.kv_pool import KVPool
 from rapid_llm.runtime.sampler import SampledStep, Sampler
 from rapid_llm.step import StepPlan, StepResult
 
-Model = Callable[[ForwardBatch, Sequence[torch.Tensor]], torch.Tensor]
+Model = Callable[[ForwardBatch, Sequence[LayerPool]], torch.Tensor]
 """A packed step over the per-layer pools to logits of its sampled rows."""
 
 

@@ -44,7 +44,7 @@ def run_model(folder, steps, device="cpu"):
         return seen[-1]
 
     worker.model = spy
-    for pool in worker.pool.layers:
+    for pool in worker.pool.buffers:
         pool.fill_(torch.nan)  # whatever is read must have been written
     free_pages = list(range(31, -1, -3)) + list(range(30, -1, -3)) + list(range(29, -1, -3))  # neither rising nor adjacent
     lengths = {}

@@ -48,7 +48,7 @@ def test_any_traffic_gives_each_request_its_own_ids(oracle, folder, asks, max_kv
     config = EngineConfig(str(folder), "cpu", max_num_seqs=3, max_batched_tokens=budget, max_kv_tokens=max_kv_tokens)
     engine = build_engine(config, open_checkpoint(folder), StartupLedger())
     engine.worker.depth = depth
-    for pool in engine.worker.pool.layers:
+    for pool in engine.worker.pool.buffers:
         pool.fill_(torch.nan)  # a row that is read before it is written shows
     generator = torch.Generator().manual_seed(seed)
     # Pages start shuffled, and come back in the order that requests end.

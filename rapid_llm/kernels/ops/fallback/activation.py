@@ -5,6 +5,7 @@ from torch.nn.functional import silu
 
 from rapid_llm.errors import KernelInputError, describe
 
+_silu = torch._C._nn.silu  # torch.nn.functional.silu takes no out
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -33,5 +34,8 @@ def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         )
     if out.shape[0]:
         gate, up = gate_up.chunk(2, dim=1)
-        torch.mul(silu(gate.float()), up, out=out)  # fp32 by promotion, rounded once into out
+        if out.dtype == torch.float32:
+            _silu(gate, out=out).mul_(up)
+        else:
+            torch.mul(silu(gate.float()), up, out=out)  # fp32 by promotion, rounded once into out
     return out

@@ -69,8 +69,7 @@ def flashattention2_nopad(
 
     for start, run, length, row in zip(starts, runs, lengths, rows, strict=False):
         if run:
-            slots = _slots_of(page_table[row], length, page_size)
-            keys, values = k_pool.index_select(0, slots), v_pool.index_select(0, slots)
+            keys, values = _rows_of(k_pool, v_pool, page_table[row], length, page_size)
             _prefill_sequence(q[start : start + run], keys, values, out[start : start + run], sm_scale)
     return out
 
@@ -116,8 +115,8 @@ def flash_decoding(
         raise _refusal("flash_decoding", seq_lens=lengths, capacity=capacity)
 
     if len(lengths) == 1 and lengths[0]:
-        slots = _slots_of(page_table[int(table_rows)], lengths[0], page_size)
-        out.copy_(_attend_one_query(q, k_pool.index_select(0, slots)[None], v_pool.index_select(0, slots)[None], sm_scale))
+        keys, values = _rows_of(k_pool, v_pool, page_table[int(table_rows)], lengths[0], page_size)
+        _decode_one(q, keys, values, out, sm_scale)
         return out
     if not all(lengths):
         out.masked_fill_((seq_lens == 0)[:, None, None], 0.0)
@@ -170,11 +169,31 @@ def _refusal(op: str, **arguments: object) -> KernelInputError:
     )
 
 
-def _slots_of(table_row: torch.Tensor, length: int, page_size: int) -> torch.Tensor:
-    """Pool rows of the first ``length`` positions of one sequence, int64 [length]."""
-    pages = table_row[: -(-length // page_size)].long()  # int64 before the multiply: rows can pass 2**31
+def _rows_of(
+    k_pool: torch.Tensor, v_pool: torch.Tensor, table_row: torch.Tensor, length: int, page_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of the first ``length`` positions of one sequence, [length, Hkv, D] each."""
+    pages = table_row[: -(-length // page_size)]
+    listed = pages.tolist()
+    if listed[-1] - listed[0] == len(listed) - 1 and listed == list(range(listed[0], listed[-1] + 1)):
+        # Pages that lie side by side, as those of an undisturbed sequence do, need no gather.
+        return k_pool.narrow(0, listed[0] * page_size, length), v_pool.narrow(0, listed[0] * page_size, length)
     inside = torch.arange(page_size, device=pages.device)
-    return (pages[:, None] * page_size + inside).view(-1)[:length]
+    slots = (pages.long()[:, None] * page_size + inside).view(-1)[:length]  # int64 first: rows can pass 2**31
+    return k_pool.index_select(0, slots), v_pool.index_select(0, slots)
+
+
+def _decode_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:
+    """Attention of one query, q and out [1, Hq, D], over keys and values [L, Hkv, D]."""
+    if q.dtype != torch.float32:
+        out.copy_(_attend_one_query(q, keys[None], values[None], sm_scale))
+        return
+    grouped = (keys.shape[1], -1, q.shape[2])  # the query heads of a KV head ride together
+    heads = q[0].view(grouped)
+    scores = q.new_empty(grouped[0], heads.shape[1], keys.shape[0])
+    torch.baddbmm(scores, heads, keys.permute(1, 2, 0), beta=0, alpha=sm_scale, out=scores)
+    torch.softmax(scores, -1, out=scores)
+    torch.bmm(scores, values.transpose(0, 1), out=out[0].view(grouped))
 
 
 def _prefill_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:

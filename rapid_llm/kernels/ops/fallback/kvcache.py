@@ -40,6 +40,12 @@ def update_kv_buffer(
         )
     if not k.shape[0]:
         return
+    if k.shape[0] == 1 and not k.is_cuda:  # a decode step on a CPU: two plain copies
+        row = int(slot_mapping)
+        if 0 <= row < k_pool.shape[0]:
+            k_pool[row] = k[0]
+            v_pool[row] = v[0]
+        return
     low, high = torch.aminmax(slot_mapping)
     if low < 0 or high >= k_pool.shape[0]:  # rare: only a padded step pays for the selection
         kept = ((slot_mapping >= 0) & (slot_mapping < k_pool.shape[0])).nonzero().view(-1)

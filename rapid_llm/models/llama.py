@@ -33,10 +33,15 @@ class LlamaLayer:
         self.post_norm = RMSNorm(place, f"{name}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(place, f"{name}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
-        """``x`` [T, hidden_size] is what the layer before adds to ``residual``; returns what this one adds. Writes the pool."""
-        x = self.attention(self.input_norm.add(x, residual), batch, pool)
-        return self.mlp(self.post_norm.add(x, residual))
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, pool: LayerPool, next_norm: RMSNorm
+    ) -> torch.Tensor:
+        """Run the layer on ``x`` [T, hidden_size], which its input norm has seen; returns what ``next_norm`` makes of its output.
+
+        ``residual`` [T, hidden_size] is brought up to date in place, and ``pool`` gets the step's K and V.
+        """
+        x = self.post_norm.add(self.attention(x, batch, pool), residual)
+        return next_norm.add(self.mlp(x), residual)
 
     def weights(self) -> Iterator[WeightSlot]:
         """All four parts'."""
@@ -60,15 +65,17 @@ class LlamaForCausalLM:
         self.embedding = Embedding(place, "model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [LlamaLayer(place, config, f"model.layers.{i}", rotary) for i in range(config.num_layers)]
         self.norm = RMSNorm(place, "model.norm", config.hidden_size, config.rms_norm_eps)
+        # Every sum into the residual is followed by a norm, so the two are one kernel: a layer ends with the next one's norm.
+        self.next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         self.head = Head(place, "lm_head", self.embedding, tied=tied_head)
 
     def __call__(self, batch: ForwardBatch, pools: Sequence[LayerPool]) -> torch.Tensor:
         """Run one packed step over the per-layer ``pools``; logits [S, vocab_size] of ``batch.sampled_rows``."""
-        x = self.embedding(batch.token_ids)
-        residual = torch.zeros_like(x)
-        for layer, pool in zip(self.layers, pools, strict=True):
-            x = layer(x, residual, batch, pool)
-        return self.head(self.norm.add(x, residual), batch.sampled_rows)
+        residual = self.embedding(batch.token_ids)
+        x = self.layers[0].input_norm(residual)
+        for layer, pool, next_norm in zip(self.layers, pools, self.next_norms, strict=True):
+            x = layer(x, residual, batch, pool, next_norm)
+        return self.head(x, batch.sampled_rows)
 
     def weights(self) -> Iterator[WeightSlot]:
         """Every place that the checkpoint must fill."""

@@ -1,13 +1,53 @@
 """Where a model's tensors live and which kernels its layers bind: device, dtype, and dispatch for both."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from rapid_llm.kernels.device import DeviceInfo
-from rapid_llm.kernels.dispatcher.dispatch import dispatch
+from rapid_llm.kernels.dispatcher.dispatch import choose, load_prepare, load_target
+
+Call = Callable[[], Any]
+
+
+@dataclass
+class Recorder:
+    """Notes the kernel calls of one step, in order, while ``calls`` is a list; ``shared`` is what they keep for each other."""
+
+    calls: list[Call] | None = None
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def record(self) -> Iterator[list[Call]]:
+        """Collect calls that repeat, on the same tensors, every kernel call made inside."""
+        calls: list[Call] = []
+        self.calls, self.shared = calls, {}
+        try:
+            yield calls
+        finally:
+            self.calls, self.shared = None, {}
+
+
+class BoundKernel:
+    """The row that serves an op for one layer: called like the row's own function."""
+
+    __slots__ = ("_function", "_prepare", "_recorder")
+
+    def __init__(self, function: Callable[..., Any], prepare: Callable[..., tuple[Call, ...]] | None, recorder: Recorder) -> None:
+        self._function, self._prepare, self._recorder = function, prepare, recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the row; while a step is recorded, also note how to run it again."""
+        result = self._function(*args, **kwargs)
+        calls = self._recorder.calls
+        if calls is not None:
+            again = None if self._prepare is None else self._prepare(self._recorder.shared, *args, **kwargs)
+            calls.extend(again or (partial(self._function, *args, **kwargs),))
+        return result
 
 
 @dataclass(frozen=True)
@@ -18,26 +58,29 @@ class Placement:
         info: what the device can do.
         device: where tensors go.
         dtype: of weights and activations.
+        recorder: sees every kernel call of the layers built with this placement.
     """
 
     info: DeviceInfo
     device: torch.device
     dtype: torch.dtype
+    recorder: Recorder = field(default_factory=Recorder, compare=False)
 
     @property
     def dtype_name(self) -> str:
         """The dtype as kernel rows name it."""
         return str(self.dtype).removeprefix("torch.")
 
-    def kernel(self, op: str, **sizes: int) -> Callable[..., Any]:
+    def kernel(self, op: str, **sizes: int) -> BoundKernel:
         """The row that serves ``op`` here, to be kept by the layer: no look-up on the step's path."""
-        return dispatch(op, device=self.info, dtype=self.dtype_name, **sizes)
+        row = choose(op, device=self.info, dtype=self.dtype_name, **sizes)
+        return BoundKernel(load_target(row), load_prepare(row), self.recorder)
 
     def weight(self, *shape: int, transposed: bool = False) -> torch.Tensor:
         """A parameter of ``shape``, NaN until it is loaded.
 
         ``transposed`` stores a matrix column by column on a CPU, where one token's product then reads it at nearly the
-        speed of a plain read, twice that of the other order.
+        speed of a plain read; the other order is slower there, by how much depends on the processor.
         """
         if transposed and self.device.type == "cpu":
             return self.weight(*reversed(shape)).t()

@@ -33,7 +33,8 @@ class BatchBuilder:
             last_ids: [max_num_seqs] int32, the id sampled last in each slot, for chunks whose id the device holds.
         """
         pages = np.array([(update.slot, update.column, update.page) for update in plan.pages], dtype=np.int32).reshape(-1, 3)
-        self._mirror[pages[:, 0], pages[:, 1]] = pages[:, 2]
+        if plan.pages:
+            self._mirror[pages[:, 0], pages[:, 1]] = pages[:, 2]
 
         chunks = plan.chunks
         slots = np.array([chunk.slot for chunk in chunks], dtype=np.int32)
@@ -52,7 +53,8 @@ class BatchBuilder:
 
         parts = (token_ids, positions, rows, slots, starts + lengths, bounds, sampled, held, slots[held], *pages.T)
         sent = self._send(parts)
-        self._update_index(self.page_table, *sent[9:])
+        if plan.pages:
+            self._update_index(self.page_table, *sent[9:])
         ids = sent[0]
         if len(held):
             ids[sent[7]] = last_ids[sent[8]]

@@ -64,6 +64,8 @@ class Sampler:
         }
         self._values = {name: torch.zeros(slots, dtype=dtype, device=device) for name, dtype in dtypes.items()}
         self._num_logprobs = [-1] * slots
+        # The rows of one step and their values: a decode step's slots are most often those of the step before.
+        self._gathered: tuple[tuple[int, ...], torch.Tensor, list[torch.Tensor]] | None = None
         self._sample = place.kernel("sample", vocab_size=vocab_size)
         self._top_logprobs = place.kernel("top_logprobs", vocab_size=vocab_size)
 
@@ -71,6 +73,7 @@ class Sampler:
         """Take over the sampling values of sequences that got a slot."""
         if not setups:
             return
+        self._gathered = None
         slots = torch.tensor([setup.slot for setup in setups], device=self.last_ids.device)
         for name, column in self._values.items():
             column[slots] = torch.tensor([getattr(setup, name) for setup in setups], dtype=column.dtype, device=column.device)
@@ -85,13 +88,18 @@ class Sampler:
             slots: the slot of each row.
             positions: the position that each sampled id will have; with the seed it decides the noise.
         """
-        device = logits.device
-        rows = torch.tensor(slots, device=device)
-        ids = torch.empty(len(slots), dtype=torch.int32, device=device)
-        values = [column[rows] for column in self._values.values()]
-        self._sample(logits, *values, torch.tensor(positions, dtype=torch.int32, device=device), out_ids=ids)
+        rows, values = self._gather(tuple(slots))
+        ids = torch.empty(len(slots), dtype=torch.int32, device=logits.device)
+        self._sample(logits, *values, torch.tensor(positions, dtype=torch.int32, device=logits.device), out_ids=ids)
         self.last_ids[rows] = ids
         return self._with_logprobs(logits, SampledStep(tuple(slots), ids, tuple(self._num_logprobs[slot] for slot in slots)))
+
+    def _gather(self, slots: tuple[int, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The slots as a device index, and the sampling values of each."""
+        if self._gathered is None or self._gathered[0] != slots:
+            rows = torch.tensor(slots, device=self.last_ids.device)
+            self._gathered = (slots, rows, [column[rows] for column in self._values.values()])
+        return self._gathered[1:]
 
     def _with_logprobs(self, logits: torch.Tensor, sampled: SampledStep) -> SampledStep:
         most = max(sampled.num_logprobs)

@@ -1,19 +1,14 @@
 """StepPlan in, sampled ids out, on one device. Submitting returns at once on a GPU; on a CPU the step has run by then."""
 
-from collections.abc import Callable, Sequence
-
 import torch
 
 from rapid_llm.config import ResolvedConfig
-from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.placement import Placement
 from rapid_llm.runtime.batch_builder import BatchBuilder
+from rapid_llm.runtime.graph_runner import GraphRunner, Model
 from rapid_llm.runtime.kv_pool import KVPool
 from rapid_llm.runtime.sampler import SampledStep, Sampler
 from rapid_llm.step import StepPlan, StepResult
-
-Model = Callable[[ForwardBatch, Sequence[LayerPool]], torch.Tensor]
-"""A packed step over the per-layer pools to logits of its sampled rows."""
 
 
 class Worker:
@@ -25,7 +20,9 @@ class Worker:
 
     def __init__(self, config: ResolvedConfig, place: Placement, model: Model, pool: KVPool, vocab_size: int) -> None:
         self.model, self.pool = model, pool
-        self.depth = 0 if place.device.type == "cpu" else 1
+        on_cpu = place.device.type == "cpu"
+        self.depth = 0 if on_cpu else 1
+        self.forward = GraphRunner(model, pool.layers, place.recorder, enabled=on_cpu)
         self.builder = BatchBuilder(config, place)
         self.sampler = Sampler(config, place, vocab_size)
 
@@ -34,7 +31,7 @@ class Worker:
         """Run one step; see StepPlan for what it holds."""
         self.sampler.setup(plan.slots)
         batch = self.builder.build(plan, self.sampler.last_ids)
-        logits = self.model(batch, self.pool.layers)
+        logits = self.forward(batch)
         sampled = [(chunk.slot, chunk.start + chunk.length) for chunk in plan.chunks if chunk.samples]
         if not sampled:
             return SubmittedStep(None)

@@ -110,11 +110,19 @@ def _no_kernel(question: Question, ranking: Ranking) -> NoKernelError:
 def load_target(row: KernelSpec) -> Callable[..., Any]:
     """Import a row's module and return its function. Raises: ConfigError when the module has no such function."""
     module, _, name = row.target.partition(":")
+    return _load(row, module, name)
+
+
+def load_prepare(row: KernelSpec) -> Callable[..., Any] | None:
+    """The function that ``row.prepare`` names, from the module of its target; None where it names none. Errors as load_target."""
+    return _load(row, row.target.partition(":")[0], row.prepare) if row.prepare else None
+
+
+def _load(row: KernelSpec, module: str, name: str) -> Callable[..., Any]:
     function = getattr(importlib.import_module(module), name, None)
     if not callable(function):
-        raise ConfigError(
-            f"row {row.name!r} has no function", got=row.target, wanted=f"{name!r} in {module}", change="correct its target"
-        )
+        wanted = f"{name!r} in {module}"
+        raise ConfigError(f"row {row.name!r} has no function", got=row.target, wanted=wanted, change="correct its target")
     return function  # type: ignore[no-any-return]
 
 

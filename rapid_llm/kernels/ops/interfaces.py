@@ -88,6 +88,9 @@ class KernelSpec:
         phase: what the row serves.
         int64_rows: the kernel casts pool row ids to int64 before it multiplies (see ``runtime/kv_pool.py``).
         library: calls a vendor library (cuBLAS); excluded where batch invariance is asked for.
+        prepare: name of a function beside the target, called with a dict and the target's arguments once the target has run
+            on them; returns the calls that do the same again on the same tensors, checks and views done. In the dict, calls
+            of one recorded step keep what they share. "" (or no calls) repeats the target.
     """
 
     op: str
@@ -101,6 +104,7 @@ class KernelSpec:
     phase: Phase = "both"
     int64_rows: bool = True
     library: bool = False
+    prepare: str = ""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ FAMILY = Family(
             op="swiglu",
             name="torch.swiglu",
             target="rapid_llm.kernels.ops.fallback.activation:swiglu",
+            prepare="prepare_swiglu",
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,

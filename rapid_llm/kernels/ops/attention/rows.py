@@ -121,6 +121,7 @@ FAMILY = Family(
             op="flash_decoding",
             name="torch.flash_decoding",
             target="rapid_llm.kernels.ops.fallback.attention:flash_decoding",
+            prepare="prepare_flash_decoding",
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,

@@ -1,11 +1,15 @@
 """SwiGLU in plain torch: silu(gate) * up over a fused gate-up row."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch.nn.functional import silu
 
 from rapid_llm.errors import KernelInputError, describe
 
-_silu = torch._C._nn.silu  # torch.nn.functional.silu takes no out
+_silu: Callable[..., torch.Tensor] = torch._C._nn.silu  # torch.nn.functional.silu takes no out
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -39,3 +43,11 @@ def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         else:
             torch.mul(silu(gate.float()), up, out=out)  # fp32 by promotion, rounded once into out
     return out
+
+
+def prepare_swiglu(shared: dict[Any, Any], gate_up: torch.Tensor, *, out: torch.Tensor) -> tuple[Callable[[], object], ...]:
+    """The calls that repeat ``swiglu`` on the same tensors; none of its own below fp32."""
+    if out.dtype != torch.float32:
+        return ()
+    gate, up = gate_up.chunk(2, dim=1)
+    return partial(_silu, gate, out=out), partial(out.mul_, up)

@@ -1,7 +1,9 @@
 """Attention in plain torch, read through the page table: packed ragged prefill, and decode of one query a sequence."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -116,7 +118,11 @@ def flash_decoding(
 
     if len(lengths) == 1 and lengths[0]:
         keys, values = _rows_of(k_pool, v_pool, page_table[int(table_rows)], lengths[0], page_size)
-        _decode_one(q, keys, values, out, sm_scale)
+        if q.dtype != torch.float32:
+            out.copy_(_attend_one_query(q, keys[None], values[None], sm_scale))
+        else:
+            grouped = (keys.shape[1], -1, q.shape[2])  # the query heads of a KV head ride together
+            _decode_one(q[0].view(grouped), keys, values, out[0].view(grouped), sm_scale)
         return out
     if not all(lengths):
         out.masked_fill_((seq_lens == 0)[:, None, None], 0.0)
@@ -129,6 +135,62 @@ def flash_decoding(
         )  # fmt: skip
         out.index_copy_(0, members, attended)
     return out
+
+
+def prepare_flash_decoding(
+    shared: dict[Any, Any],
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> tuple[Callable[[], object], ...]:
+    """The call that repeats ``flash_decoding`` on the same tensors, whose lengths and rows may have changed.
+
+    None of its own for more than one sequence, below fp32, or for padding.
+    """
+    if q.shape[0] != 1 or q.dtype != torch.float32 or not seq_lens.item():
+        return ()
+    grouped = (k_pool.shape[1], -1, q.shape[2])
+    key = ("flash_decoding", id(page_table), id(table_rows), id(seq_lens), page_size)
+    calls: list[Callable[[], object]] = []
+    if key not in shared:  # the first layer's call finds the pool rows for all
+        shared[key] = _Span(page_table, table_rows, seq_lens, page_size)
+        calls.append(shared[key].refresh)
+    calls.append(partial(_decode_span, q[0].view(grouped), k_pool, v_pool, shared[key], out[0].view(grouped), sm_scale))
+    return tuple(calls)
+
+
+class _Span:
+    """Where the keys of the one sequence of a recorded step lie, brought up to date once a step.
+
+    Attributes:
+        first, length: a run of pool rows, when its pages lie side by side.
+        slots: its pool rows one by one, when they do not.
+    """
+
+    def __init__(self, page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, page_size: int) -> None:
+        self._tensors, self._page_size = (page_table, table_rows, seq_lens), page_size
+        self.first = self.length = 0
+        self.slots: torch.Tensor | None = None
+
+    def refresh(self) -> None:
+        """Read table and length again."""
+        page_table, table_rows, seq_lens = self._tensors
+        self.length = int(seq_lens.item())
+        self.first, self.slots = _find_rows(page_table.select(0, int(table_rows.item())), self.length, self._page_size)
+
+
+def _decode_span(
+    heads: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, span: _Span, out: torch.Tensor, sm_scale: float
+) -> None:
+    keys, values = _take_rows(k_pool, v_pool, span.first, span.length, span.slots)
+    _decode_one(heads, keys, values, out, sm_scale)
 
 
 def _pools_fit(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out: torch.Tensor) -> bool:
@@ -173,27 +235,36 @@ def _rows_of(
     k_pool: torch.Tensor, v_pool: torch.Tensor, table_row: torch.Tensor, length: int, page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of the first ``length`` positions of one sequence, [length, Hkv, D] each."""
-    pages = table_row[: -(-length // page_size)]
+    first, slots = _find_rows(table_row, length, page_size)
+    return _take_rows(k_pool, v_pool, first, length, slots)
+
+
+def _find_rows(table_row: torch.Tensor, length: int, page_size: int) -> tuple[int, torch.Tensor | None]:
+    """The pool rows of the first ``length`` positions: the first of a run, or, where pages lie apart, all of them, int64."""
+    pages = table_row.narrow(0, 0, -(-length // page_size))
     listed = pages.tolist()
-    if listed[-1] - listed[0] == len(listed) - 1 and listed == list(range(listed[0], listed[-1] + 1)):
-        # Pages that lie side by side, as those of an undisturbed sequence do, need no gather.
-        return k_pool.narrow(0, listed[0] * page_size, length), v_pool.narrow(0, listed[0] * page_size, length)
+    first = listed[0]
+    if listed == list(range(first, first + len(listed))):
+        return first * page_size, None
     inside = torch.arange(page_size, device=pages.device)
-    slots = (pages.long()[:, None] * page_size + inside).view(-1)[:length]  # int64 first: rows can pass 2**31
+    return 0, (pages.long()[:, None] * page_size + inside).view(-1)[:length]  # int64 first: rows can pass 2**31
+
+
+def _take_rows(
+    k_pool: torch.Tensor, v_pool: torch.Tensor, first: int, length: int, slots: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of a run of rows, as an undisturbed sequence has them; copies of scattered ones."""
+    if slots is None:
+        return k_pool.narrow(0, first, length), v_pool.narrow(0, first, length)
     return k_pool.index_select(0, slots), v_pool.index_select(0, slots)
 
 
-def _decode_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:
-    """Attention of one query, q and out [1, Hq, D], over keys and values [L, Hkv, D]."""
-    if q.dtype != torch.float32:
-        out.copy_(_attend_one_query(q, keys[None], values[None], sm_scale))
-        return
-    grouped = (keys.shape[1], -1, q.shape[2])  # the query heads of a KV head ride together
-    heads = q[0].view(grouped)
-    scores = q.new_empty(grouped[0], heads.shape[1], keys.shape[0])
+def _decode_one(heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:
+    """Attention of one query in fp32, heads and out [Hkv, G, D], over keys and values [L, Hkv, D]."""
+    scores = heads.new_empty(heads.shape[0], heads.shape[1], keys.shape[0])
     torch.baddbmm(scores, heads, keys.permute(1, 2, 0), beta=0, alpha=sm_scale, out=scores)
     torch.softmax(scores, -1, out=scores)
-    torch.bmm(scores, values.transpose(0, 1), out=out[0].view(grouped))
+    torch.bmm(scores, values.transpose(0, 1), out=out)
 
 
 def _prefill_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:

@@ -1,5 +1,9 @@
 """Linear layers in plain torch: one matrix product into the caller's buffer."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 
 from rapid_llm.errors import KernelInputError, describe
@@ -40,6 +44,15 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
     if bias is None:
         return torch.mm(x, weight.t(), out=out)
     return torch.addmm(bias, x, weight.t(), out=out)
+
+
+def prepare_dense_gemm(
+    shared: dict[Any, Any], x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[Callable[[], object], ...]:
+    """The call that repeats ``dense_gemm`` on the same tensors."""
+    if bias is None:
+        return (partial(torch.mm, x, weight.t(), out=out),)
+    return (partial(torch.addmm, bias, x, weight.t(), out=out),)
 
 
 def _fits(bias: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -1,5 +1,9 @@
 """KV writes in plain torch: token rows into the pool, page numbers into the page table. Out-of-range ids are skipped."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 
 from rapid_llm.errors import KernelInputError, describe
@@ -41,10 +45,8 @@ def update_kv_buffer(
     if not k.shape[0]:
         return
     if k.shape[0] == 1 and not k.is_cuda:  # a decode step on a CPU: two plain copies
-        row = int(slot_mapping)
-        if 0 <= row < k_pool.shape[0]:
-            k_pool[row] = k[0]
-            v_pool[row] = v[0]
+        _write_row(k[0], slot_mapping, k_pool)
+        _write_row(v[0], slot_mapping, v_pool)
         return
     low, high = torch.aminmax(slot_mapping)
     if low < 0 or high >= k_pool.shape[0]:  # rare: only a padded step pays for the selection
@@ -53,6 +55,41 @@ def update_kv_buffer(
     rows = slot_mapping.long()
     k_pool.index_copy_(0, rows, k)
     v_pool.index_copy_(0, rows, v)
+
+
+def prepare_update_kv_buffer(
+    shared: dict[Any, Any],
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+) -> tuple[Callable[[], object], ...]:
+    """The call that repeats ``update_kv_buffer`` on the same tensors; none of its own for more than a token."""
+    if k.shape[0] != 1 or k.is_cuda:
+        return ()
+    heads, dim = k.shape[1:]
+    if _follows(v, k) and _follows(v_pool, k_pool):  # K and V side by side on both ends: one copy
+        source, rows = (
+            k[0].as_strided((2 * heads, dim), k.stride()[1:]),
+            k_pool.as_strided((k_pool.shape[0], 2 * heads, dim), k_pool.stride()),
+        )
+        return (partial(_write_row, source, slot_mapping, rows),)
+    return partial(_write_row, k[0], slot_mapping, k_pool), partial(_write_row, v[0], slot_mapping, v_pool)
+
+
+def _follows(second: torch.Tensor, first: torch.Tensor) -> bool:
+    """Whether the heads of ``second`` lie right behind those of ``first``, both [rows, heads, head_dim]."""
+    distance = first.shape[1] * first.stride(1) * first.element_size()
+    return second.stride() == first.stride() and second.data_ptr() == first.data_ptr() + distance
+
+
+def _write_row(source: torch.Tensor, slot: torch.Tensor, pool: torch.Tensor) -> None:
+    """Write one token's heads [H, D] into the row that ``slot`` [1] names, unless it names none."""
+    row = int(slot.item())
+    if 0 <= row < pool.shape[0]:
+        pool.select(0, row).copy_(source)
 
 
 def update_kv_index(page_table: torch.Tensor, table_rows: torch.Tensor, columns: torch.Tensor, pages: torch.Tensor) -> None:

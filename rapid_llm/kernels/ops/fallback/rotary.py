@@ -1,5 +1,9 @@
 """Rotary position embedding in plain torch, NeoX halves (Su et al. 2021, arXiv:2104.09864)."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 
 from rapid_llm.errors import KernelInputError, describe
@@ -46,6 +50,32 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: tor
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=2)  # [T, 1, R / 2]
         for heads in _together(q, k):
             _rotate(heads.narrow(2, 0, half), heads.narrow(2, half, half), cos, sin)
+
+
+def prepare_rope(
+    shared: dict[Any, Any], q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> tuple[Callable[[], object], ...]:
+    """The calls that repeat ``rope`` on the same tensors; none of its own below fp32."""
+    if q.dtype != torch.float32:
+        return ()
+    half = cos_sin.shape[1] // 2
+    calls: list[Callable[[], object]] = []
+    if ("rope", id(positions), id(cos_sin)) not in shared:  # the first layer's call looks the angles up for all
+        angles = cos_sin.index_select(0, positions)
+        shared["rope", id(positions), id(cos_sin)] = angles
+        calls.append(partial(torch.index_select, cos_sin, 0, positions, out=angles))
+    cos, sin = shared["rope", id(positions), id(cos_sin)].unsqueeze(1).chunk(2, dim=2)
+    for heads in _together(q, k):
+        first, second = heads.narrow(2, 0, half), heads.narrow(2, half, half)
+        crossed = first * sin
+        calls += [
+            partial(torch.mul, first, sin, out=crossed),
+            partial(first.mul_, cos),
+            partial(first.addcmul_, second, sin, value=-1.0),
+            partial(second.mul_, cos),
+            partial(second.add_, crossed),
+        ]
+    return tuple(calls)
 
 
 def _together(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:

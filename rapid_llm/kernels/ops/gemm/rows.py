@@ -38,6 +38,7 @@ FAMILY = Family(
             op="dense_gemm",
             name="torch.dense_gemm",
             target="rapid_llm.kernels.ops.fallback.gemm:dense_gemm",
+            prepare="prepare_dense_gemm",
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,

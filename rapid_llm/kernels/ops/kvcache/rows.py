@@ -80,6 +80,7 @@ FAMILY = Family(
             op="update_kv_buffer",
             name="torch.update_kv_buffer",
             target="rapid_llm.kernels.ops.fallback.kvcache:update_kv_buffer",
+            prepare="prepare_update_kv_buffer",
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,

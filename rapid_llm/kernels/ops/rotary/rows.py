@@ -52,6 +52,7 @@ FAMILY = Family(
             op="rope",
             name="torch.rope",
             target="rapid_llm.kernels.ops.fallback.rotary:rope",
+            prepare="prepare_rope",
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,

@@ -1,0 +1,70 @@
+"""Decode steps that were run once run again from a recording: the same kernels on the same tensors, without the layers' Python.
+
+On a CPU a step of one sequence spends a third of its time between its matrix products. A recording keeps the kernel calls of
+such a step in order (``modules/placement.py``), checks and views done, so that a replay is a loop over prepared calls.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
+from rapid_llm.modules.placement import Call, Recorder
+
+MAX_SEQUENCES = 8
+"""Larger steps compute long enough that the host's work no longer shows."""
+
+Model = Callable[[ForwardBatch, Sequence[LayerPool]], torch.Tensor]
+"""A packed step over the per-layer pools to logits of its sampled rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A step that can be run again.
+
+    Attributes:
+        batch: the tensors its calls read; a replay first brings them up to date.
+        calls: what to run, in order.
+        logits: what the last call writes.
+    """
+
+    batch: ForwardBatch
+    calls: tuple[Call, ...]
+    logits: torch.Tensor
+
+
+class GraphRunner:
+    """Runs packed steps of a model, from a recording where there can be one.
+
+    Args:
+        model: what runs a step.
+        pools: its KV pool, layer by layer.
+        recorder: sees every kernel call of the model.
+        enabled: whether steps are recorded at all (a CPU).
+    """
+
+    def __init__(self, model: Model, pools: Sequence[LayerPool], recorder: Recorder, *, enabled: bool) -> None:
+        self.model, self.pools, self.recorder, self.enabled = model, pools, recorder, enabled
+        self._recordings: dict[int, Recording] = {}
+
+    def __call__(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits of the step's sampled rows; valid until the next call."""
+        num_tokens = batch.token_ids.shape[0]
+        is_plain = batch.num_decodes == num_tokens == batch.sampled_rows.shape[0]
+        if not self.enabled or not is_plain or num_tokens > MAX_SEQUENCES:
+            return self.model(batch, self.pools)
+        recording = self._recordings.get(num_tokens)
+        if recording is None:
+            return self._record(batch)
+        for name in ("token_ids", "positions", "slot_mapping", "table_rows", "seq_lens"):
+            getattr(recording.batch, name).copy_(getattr(batch, name))
+        for call in recording.calls:
+            call()
+        return recording.logits
+
+    def _record(self, batch: ForwardBatch) -> torch.Tensor:
+        with self.recorder.record() as calls:
+            logits = self.model(batch, self.pools)
+        self._recordings[batch.token_ids.shape[0]] = Recording(batch, tuple(calls), logits)
+        return logits

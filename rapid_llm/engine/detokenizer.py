@@ -12,13 +12,15 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: the model's.
         skip_special_tokens: leave special tokens out of the text.
+        continues: whether the sequence goes on from a text before it, so that a space at its beginning is part of it. At the
+            beginning of a text some decoders drop it, since their encoders put it there.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, continues: bool = False) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._spaces_to_drop = tokenizer.leading_spaces
+        self._leading_spaces = self._spaces_to_drop = 0 if continues else tokenizer.leading_spaces
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that ``ids`` complete; may be empty while a character is open."""
@@ -29,7 +31,7 @@ class IncrementalDetokenizer:
         """The rest: U+FFFD where the sequence ended inside a character, else nothing. Ready for another sequence afterwards."""
         text = self._without_leading_spaces(self._characters.decode(b"", final=True))
         self._characters.reset()
-        self._spaces_to_drop = self._tokenizer.leading_spaces
+        self._spaces_to_drop = self._leading_spaces
         return text
 
     def _without_leading_spaces(self, text: str) -> str:

@@ -16,13 +16,14 @@ NO_NUMBER = (
 class TextRequest:
     """Follows one request of the token half and keeps its RequestOutput up to date."""
 
-    def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer, *, continues: bool) -> None:
+        """``continues``: whether the answer goes on from the prompt's text (generate), rather than beginning a text (chat)."""
         self.output = output
         self.answer: CompletionOutput = output.outputs[0]
         if params.logprobs is not None:
             self.answer.logprobs = []
         self._tokenizer = tokenizer
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, continues=continues)
         self._stop = StopChecker(params.stop_strings)
 
     @property

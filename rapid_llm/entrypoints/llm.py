@@ -99,7 +99,7 @@ class LLM:
         """
         each = [prompts] if is_single_prompt(prompts) else list(prompts)
         encoded = [self._encode(prompt) for prompt in each]
-        return self._run(encoded, self._params_for(len(each), params, SamplingParams()))
+        return self._run(encoded, self._params_for(len(each), params, SamplingParams()), continues=True)
 
     def chat(
         self,
@@ -117,7 +117,7 @@ class LLM:
         """
         each: list[Any] = [messages] if is_conversation(messages) else list(messages)
         encoded = [self._encode_chat(conversation) for conversation in each]
-        return self._run(encoded, self._params_for(len(each), params, self.default_chat_params()))
+        return self._run(encoded, self._params_for(len(each), params, self.default_chat_params()), continues=False)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Yield the output as it grows: a conversation goes through the chat template, anything else is continued as it stands.
@@ -127,12 +127,13 @@ class LLM:
 
         Raises: RequestError at once, before anything is yielded, when prompt or params are refused.
         """
-        if is_conversation(prompt):
+        chats = is_conversation(prompt)
+        if chats:
             encoded, default = self._encode_chat(cast("Sequence[Message]", prompt)), self.default_chat_params()
         else:
             encoded, default = self._encode(prompt), SamplingParams()
         [params] = self._params_for(1, params, default)
-        [request] = self._add([encoded], [params])
+        [request] = self._add([encoded], [params], continues=not chats)
         return self._follow(request)
 
     def default_chat_params(self) -> SamplingParams:
@@ -153,8 +154,8 @@ class LLM:
         finally:
             self._drop(request)
 
-    def _run(self, encoded: list[Encoded], params: list[SamplingParams]) -> list[RequestOutput]:
-        requests = self._add(encoded, params)
+    def _run(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[RequestOutput]:
+        requests = self._add(encoded, params, continues=continues)
         try:
             while not all(request.finished for request in requests):
                 self._step()
@@ -163,14 +164,14 @@ class LLM:
                 self._drop(request)
         return [request.output for request in requests]
 
-    def _add(self, encoded: list[Encoded], params: list[SamplingParams]) -> list[TextRequest]:
+    def _add(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[TextRequest]:
         """Queue all, or raise and queue none."""
         rules = [self._rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
         requests = []
         with self._lock:
             for (text, ids), its, its_rules in zip(encoded, params, rules, strict=True):
                 output = RequestOutput(str(next(self._numbers)), text, ids, [CompletionOutput()])
-                requests.append(TextRequest(output, its, self.tokenizer))
+                requests.append(TextRequest(output, its, self.tokenizer, continues=continues))
                 self._live[output.request_id] = requests[-1]
                 self._engine.add(Request(output.request_id, list(ids), its_rules))
         return requests

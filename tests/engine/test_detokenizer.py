@@ -124,3 +124,12 @@ def test_token_text_keeps_the_space_that_a_text_would_drop(sentencepiece):
     tokenizer, _, pieces = sentencepiece
     assert tokenizer.token_text(pieces.index("▁a")) == " a"
     assert tokenizer.decode([pieces.index("▁a")]) == "a"
+
+
+def test_a_continuation_keeps_the_space_between_it_and_its_prompt(sentencepiece):
+    tokenizer, _, pieces = sentencepiece
+    ids = [pieces.index("▁a"), pieces.index("▁"), pieces.index("b")]
+    for continues, expected in ((True, " a b"), (False, "a b")):
+        detokenizer = IncrementalDetokenizer(tokenizer, continues=continues)
+        for _ in range(2):  # ready for another sequence after the first
+            assert "".join([*(detokenizer.push([token]) for token in ids), detokenizer.finish()]) == expected

@@ -1,18 +1,46 @@
 # make setup | demo | test | check | fmt: nothing else to learn. Each does the set-up it needs.
+# For kernels: make test-gpu | compile-matrix.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt constraints-cpu.txt constraints-cuda.txt scripts/setup.sh
 # Workers share the cores, so each computes with one thread: two threads on a busy core are slower than one.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m pytest -n 2
+# The oldest and the newest Triton that kernels must work on. They lie outside the venv: a machine without a GPU installs none,
+# one with a GPU has its own, and that is the one it tests.
+OLD_TRITON := 3.6.0
+NEW_TRITON := 3.9.0
+OLD := PYTHONPATH=$(CURDIR)/.cache/triton-$(OLD_TRITON)
+NEW := PYTHONPATH=$(CURDIR)/.cache/triton-$(NEW_TRITON)
+COMPILE := TRITON_CACHE_DIR=$(CURDIR)/.cache/triton-cache $(PYTEST) tests/compile
+GPU := $(shell nvidia-smi >/dev/null 2>&1 && echo yes)
+TRITONS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW_TRITON)/.setup)
+DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 
-.PHONY: setup demo test check fmt bench clean
+.PHONY: setup demo test test-gpu compile-matrix check fmt bench clean
 
 setup: $(VENV)/.setup
 demo: setup
 	$(BIN)/rapid-llm chat "What is the capital of France? Answer in one sentence." --temperature 0 --stats
-test: $(VENV)/.setup-dev
-	$(PYTEST) tests
+test: $(VENV)/.setup-dev $(TRITONS)
+	$(PYTEST) tests --ignore tests/kernels --ignore tests/compile
+ifeq ($(GPU),yes)
+	$(PYTEST) tests/kernels
+	$(COMPILE) --devices a100,rtx3090,h200,rtx5090
+else
+	$(NEW) TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+	$(NEW) $(COMPILE) --devices a100,rtx3090,rtx5090
+	$(OLD) $(COMPILE) --devices h200
+endif
+test-gpu: $(VENV)/.setup-dev
+	sh scripts/test_gpu.sh $(BIN)/python .cache/gpu
+compile-matrix: $(VENV)/.setup-dev $(TRITONS)
+ifeq ($(GPU),yes)
+	$(COMPILE) --devices $(DEVICES)
+else
+	$(NEW) $(COMPILE) --devices $(DEVICES)
+	$(OLD) $(COMPILE) --devices $(DEVICES)
+endif
 check: $(VENV)/.setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -25,11 +53,14 @@ bench: $(VENV)/.setup-dev
 	$(BIN)/python -m benchmarks.engine.bench_offline
 	$(BIN)/python -m benchmarks.engine.bench_startup
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf .cache/triton-* $(VENV) .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.setup: $(PINS)
 	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) serve,demo
 	touch $@
 $(VENV)/.setup-dev: $(VENV)/.setup
 	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) serve,demo,dev
+	touch $@
+.cache/triton-%/.setup: | $(VENV)/.setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .cache/triton-$* triton==$*
 	touch $@

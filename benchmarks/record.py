@@ -22,7 +22,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def write(name: str, results: dict[str, Any]) -> Path:
-    """Append a line to results/<name>.jsonl. COMMIT names the commit where there is no git history."""
+    """Append a line to results/<name>.jsonl. RAPID_COMMIT names the commit where there is no git history."""
     line = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", *([name_of_module()] if name_of_module() else []), *sys.argv[1:]]),
@@ -52,7 +52,7 @@ def commit() -> str:
             ["git", "status", "--porcelain", "--", "rapid_llm"], capture_output=True, text=True, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("COMMIT", "unknown")
+        return os.environ.get("RAPID_COMMIT", "unknown")
     return head + ("+" if dirty else "")
 
 

@@ -1,5 +1,6 @@
 """Config in, wired engine out. The one file that knows every layer: the machine at a glance."""
 
+import logging
 import os
 from collections.abc import Callable
 
@@ -10,7 +11,8 @@ from rapid_llm.config import PAGE_SIZE, EngineConfig, ResolvedConfig, resolve
 from rapid_llm.engine.engine import Engine
 from rapid_llm.errors import CheckpointError
 from rapid_llm.kernels.device import current_device
-from rapid_llm.kernels.dispatcher.dispatch import choose
+from rapid_llm.kernels.dispatcher.catalog import catalog
+from rapid_llm.kernels.dispatcher.dispatch import choose, fallback_summary, verified_elsewhere_summary
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.registry import architecture
@@ -18,6 +20,8 @@ from rapid_llm.modules.placement import Placement
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
 from rapid_llm.runtime.weight_loader import load_weights
 from rapid_llm.runtime.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, float], None]
 """Called while weights load with bytes done, bytes in all, seconds so far."""
@@ -49,7 +53,11 @@ def build_engine(
         pool = build_pool(resolved, model, place)
         ledger.note(f"KV pool of {resolved.max_kv_tokens:,} tokens, {pool.nbytes / 1e6:,.0f} MB when full")
     with ledger.phase("engine"):
-        return Engine(resolved, Worker(resolved, place, network, pool, model.vocab_size))
+        engine = Engine(resolved, Worker(resolved, place, network, pool, model.vocab_size))
+    for line in (verified_elsewhere_summary(place.info), fallback_summary(catalog().contracts, place.info, place.dtype_name)):
+        if line and place.info.type != "cpu":
+            logger.warning(line)
+    return engine
 
 
 def choose_placement(config: EngineConfig) -> Placement:

@@ -53,6 +53,10 @@ class Environment:
         default_factory=dict,
         metadata={"parse": _kernel_choices, "summary": "rows to serve in place of the ranked ones: 'swiglu=torch.swiglu,op=row'"},
     )
+    commit: str = field(
+        default="",
+        metadata={"parse": str, "summary": "commit that evidence and results are recorded for, where there is no git history"},
+    )
 
 
 def known_variables() -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""Fixtures of every test: the device, a fixed seed, and torch.empty filled with NaN."""
+"""Fixtures of every test: the device, a fixed seed, torch.empty filled with NaN, and the interpreter that kernels run in."""
 
 import functools
+import importlib.util
+import os
 
 import pytest
 import torch
@@ -12,6 +14,23 @@ _SEED = 20_261_129
 def device():
     """The device that ops are tested on: a GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pytest_configure(config):
+    """Where kernels run in Triton's interpreter, it computes with bf16 as a GPU does."""
+    config.addinivalue_line("markers", "gpu: needs a GPU")
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") and not torch.cuda.is_available():
+        from rapid_llm.kernels.testing.number_types import install
+
+        install()
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that need a GPU are skipped where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -102,6 +105,33 @@ def current_device(kind: str | None = None) -> DeviceInfo:
             change="ask for another index or for 'cpu'" if count else "ask for 'cpu' or repair the driver or torch",
         )
     return _from_properties(torch.cuda.get_device_properties(index))
+
+
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+"""The most programs on each axis of a launch, on every CUDA device."""
+
+_simulated: ContextVar[DeviceInfo | None] = ContextVar("_simulated", default=None)
+
+
+def launch_device(tensor: Any) -> DeviceInfo:
+    """The device whose facts a launch on this torch tensor hangs on.
+
+    For a tensor on a CPU, where kernels are interpreted or only compiled, that is the device of ``simulate_launches``, and the
+    h200 outside of it.
+    """
+    if tensor.is_cuda:
+        return current_device(f"cuda:{tensor.device.index}")
+    return _simulated.get() or _TABLE["h200"]
+
+
+@contextmanager
+def simulate_launches(device: DeviceInfo) -> Iterator[None]:
+    """Within it, launches on CPU tensors are those of ``device``."""
+    token = _simulated.set(device)
+    try:
+        yield
+    finally:
+        _simulated.reset(token)
 
 
 def _from_properties(properties: Any) -> DeviceInfo:

@@ -1,4 +1,8 @@
-"""The rows that this machine can run, each as a callable with the op's signature, and the contract's sweep run over one."""
+"""The rows that this machine can run, each as a callable with the op's signature, and the contract's sweep run over one.
+
+Where TRITON_INTERPRET=1 and there is no GPU, these are the Triton rows too: on CPU tensors, in the interpreter, under the
+sanitizer.
+"""
 
 import os
 import zlib
@@ -24,12 +28,17 @@ DTYPES = [
 
 @dataclass(frozen=True)
 class Row:
-    """One row; calling it loads its target."""
+    """One row; calling it loads its target. An interpreted one runs under the sanitizer."""
 
     spec: KernelSpec
 
     def __call__(self, *args, **kwargs):
-        return load_target(self.spec)(*args, **kwargs)
+        if not _is_interpreted(self.spec):
+            return load_target(self.spec)(*args, **kwargs)
+        from rapid_llm.kernels.testing.sanitizer import sanitize
+
+        with sanitize():
+            return load_target(self.spec)(*args, **kwargs)
 
 
 def each_row_of(op):
@@ -41,9 +50,11 @@ def each_row_of(op):
 def _runs_here(spec):
     if not all(is_installed(package) for package in spec.requires.packages):
         return False
-    device = current_device()
-    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and "triton" in spec.requires.packages
-    return interpreted or not spec.requires.unmet(device)
+    return _is_interpreted(spec) or not spec.requires.unmet(current_device())
+
+
+def _is_interpreted(spec):
+    return "triton" in spec.requires.packages and os.environ.get("TRITON_INTERPRET") == "1" and current_device().type == "cpu"
 
 
 def broken_cases(row, device):

@@ -1,5 +1,7 @@
 """Prefill and decode attention against their float64 twins, on every row that this machine runs."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -14,6 +16,17 @@ HEADS = [
     pytest.param(ratio * kv_heads, kv_heads, id=f"{ratio * kv_heads}-to-{kv_heads}")
     for ratio, kv_heads in ((1, 4), (2, 3), (3, 3), (4, 2), (5, 1), (6, 1), (7, 1), (8, 2))
 ]
+
+
+def each_native_row_of(op, suffix=""):
+    """As each_row_of, without the torch rows; ``suffix`` picks those whose name ends so."""
+    rows = [row for row in each_row_of(op).args[1] if "triton" in row.values[0].spec.requires.packages]
+    return pytest.mark.parametrize(op, [row for row in rows if row.id.endswith(suffix)])
+
+
+def module_of(row):
+    """The module that a row's function lives in; its knobs are turned there."""
+    return importlib.import_module(row.spec.target.partition(":")[0])
 
 
 def prefill(op, keys, q, q_lens, out=None, scale=None):
@@ -346,3 +359,117 @@ def test_the_fallback_refuses_lengths_that_a_launch_could_not_read(changes, devi
 )
 def test_the_fallback_refuses_chunks_that_do_not_fit_their_sequences(changes, device):
     assert refused(fallback.flashattention2_nopad, prefill_arguments(device), changes)
+
+
+# ---- what only native rows have: splits, tiles, grids, limits
+
+
+@each_native_row_of("flash_decoding")
+@pytest.mark.parametrize(("programs", "longest"), [(1, 1 << 14), (24, 1 << 14), (4096, 1 << 14), (1, 128)], ids=str)
+def test_however_many_splits_a_decode_is_cut_into_it_merges_to_the_same(flash_decoding, programs, longest, device, monkeypatch):
+    monkeypatch.setattr(module_of(flash_decoding), "_PROGRAMS", programs)
+    monkeypatch.setattr(module_of(flash_decoding), "_LONGEST_SPLIT", longest)
+    monkeypatch.setattr(module_of(flash_decoding), "_MERGED_AT_ONCE", 2)
+    keys = PagedKeys([700, 0, 128, 129, 1, 385], 1, 64, device)
+    q = queries(6, 2, 64, device)
+    assert_attended(decode(flash_decoding, keys, q), decode(reference.flash_decoding, keys, q))
+
+
+@each_native_row_of("flash_decoding")
+def test_splits_of_very_unlike_scores_merge_without_overflow(flash_decoding, device, monkeypatch):
+    monkeypatch.setattr(module_of(flash_decoding), "_MERGED_AT_ONCE", 1)
+    keys = PagedKeys([600], 1, 64, device)
+    slots = keys.slots_of(int(keys.table_rows[0]), 600)
+    keys.k_pool[slots[:256]] *= 60.0  # the first split's scores reach several hundred, the others' do not
+    q = queries(1, 2, 64, device) * 10
+    expected = decode(reference.flash_decoding, keys, q)
+    torch.testing.assert_close(decode(flash_decoding, keys, q).double(), expected, rtol=1e-4, atol=1e-4)  # fp32 scores of 1e4
+
+
+@each_native_row_of("flash_decoding", "_fixed_splits")
+def test_fixed_splits_give_a_sequence_the_same_bits_alone_and_in_any_batch(flash_decoding, device):
+    lengths = [600, 37, 0, 300, 256]
+    keys = PagedKeys(lengths, 2, 64, device)
+    q, rows = queries(5, 4, 64, device), keys.table_rows
+    together = decode(flash_decoding, keys, q)
+    for index, length in enumerate(lengths):
+        keys.table_rows, keys.lengths = rows[index : index + 1], [length]
+        assert torch.equal(decode(flash_decoding, keys, q[index : index + 1]), together[index : index + 1])
+
+
+@each_native_row_of("flash_decoding")
+def test_a_plan_gives_every_key_to_one_split_and_every_split_a_program(flash_decoding):
+    module = module_of(flash_decoding)
+    for capacity in (0, 16, 1000, 16_384, 131_072, 1 << 22):
+        for programs in (1, 8, 512, 100_000):
+            for fixed in (False, True):
+                wanted, shortest, longest = module._plan(programs, capacity, 64, fixed)
+                most = module._most_splits(capacity, wanted, shortest, longest)
+                assert 1 <= most <= max(module._PROGRAMS, module._FIXED_SPLITS)
+                assert shortest % 64 == longest % 64 == 0
+                for length in (length for length in (0, 1, 63, 64, 65, capacity // 3, capacity) if length <= capacity):
+                    split = -(-min(max(-(-length // wanted), shortest), longest) // 64) * 64  # what each program computes
+                    assert -(-length // split) <= most, (capacity, programs, fixed, length)
+
+
+@each_native_row_of("flash_decoding")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_group_of_more_heads_than_a_tile_is_decoded_in_tiles(flash_decoding, dtype, device):
+    keys = PagedKeys([40, 3], 1, 64, device, dtype)
+    q = queries(2, 70, 64, device, dtype)
+    assert_attended(decode(flash_decoding, keys, q), decode(reference.flash_decoding, keys, q))
+
+
+@each_native_row_of("flash_decoding")
+@each_native_row_of("flashattention2_nopad")
+@pytest.mark.parametrize("page_size", [1, 2, 8, 32, 128, 256])
+def test_pages_of_every_power_of_two_are_read(flash_decoding, flashattention2_nopad, page_size, device):
+    keys = PagedKeys([150, 9], 1, 64, device, page_size=page_size)
+    q = queries(30 + 9, 2, 64, device)
+    expected = prefill(reference.flashattention2_nopad, keys, q, [30, 9])
+    assert_attended(prefill(flashattention2_nopad, keys, q, [30, 9]), expected)
+    assert_attended(decode(flash_decoding, keys, q[[29, 38]]), expected[[29, 38]])
+
+
+@each_native_row_of("flash_decoding")
+@each_native_row_of("flashattention2_nopad")
+@pytest.mark.parametrize("head_dim", [8, 40, 200])
+def test_head_dims_that_no_model_of_the_sweep_has_are_served(flash_decoding, flashattention2_nopad, head_dim, device):
+    keys = PagedKeys([70, 9], 1, head_dim, device)
+    q = queries(20 + 9, 2, head_dim, device)
+    expected = prefill(reference.flashattention2_nopad, keys, q, [20, 9])
+    assert_attended(prefill(flashattention2_nopad, keys, q, [20, 9]), expected)
+    assert_attended(decode(flash_decoding, keys, q[[19, 28]]), expected[[19, 28]])
+
+
+@pytest.mark.case("B1")
+@each_native_row_of("flashattention2_nopad")
+@pytest.mark.parametrize("limit", [1, 4, 6, 7], ids=str)
+def test_sequences_and_heads_past_the_limit_of_an_axis_go_on_the_next(flashattention2_nopad, limit, device, monkeypatch):
+    monkeypatch.setattr(module_of(flashattention2_nopad), "_MAX_GRID", limit)
+    keys = PagedKeys([150, 9, 20], 1, 64, device)
+    q = queries(140 + 9 + 5, 2, 64, device)
+    expected = prefill(reference.flashattention2_nopad, keys, q, [140, 9, 5])
+    assert_attended(prefill(flashattention2_nopad, keys, q, [140, 9, 5]), expected)
+
+
+UNSERVED = [
+    pytest.param({"page_size": lambda _: 24}, id="page-size-24"),
+    pytest.param({"page_size": lambda _: 512}, id="page-size-512"),
+    pytest.param({"sm_scale": lambda _: 0.0}, id="scale-0"),
+    pytest.param({"sm_scale": lambda _: -0.125}, id="negative-scale"),
+    pytest.param({name: lambda heads: heads.repeat(1, 1, 5) for name in ("q", "k_pool", "v_pool")}, id="head-dim-320"),
+]
+
+
+@each_native_row_of("flash_decoding")
+@each_native_row_of("flashattention2_nopad")
+@pytest.mark.parametrize("changes", UNSERVED)
+def test_native_rows_refuse_what_only_the_torch_rows_serve(flash_decoding, flashattention2_nopad, changes, device):
+    assert refused(flash_decoding, decode_arguments(device), changes)
+    assert refused(flashattention2_nopad, prefill_arguments(device), changes)
+
+
+@each_native_row_of("flashattention2_nopad")
+def test_prefill_refuses_a_negative_length(flashattention2_nopad, device):
+    assert refused(flashattention2_nopad, prefill_arguments(device), {"max_seqlen_q": lambda _: -1})

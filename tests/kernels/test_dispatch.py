@@ -10,7 +10,7 @@ from rapid_llm.errors import ConfigError, NoKernelError
 from rapid_llm.kernels.device import device_info
 from rapid_llm.kernels.dispatcher import ranking
 from rapid_llm.kernels.dispatcher.catalog import build_catalog, catalog
-from rapid_llm.kernels.dispatcher.dispatch import choose, dispatch, verified_elsewhere_summary
+from rapid_llm.kernels.dispatcher.dispatch import choose, dispatch, fallback_summary, verified_elsewhere_summary
 from rapid_llm.kernels.dispatcher.evidence import latency_key
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Family, KernelSpec, Limit
 from tests.kernels.synthetic import ANYWHERE, CONTRACT
@@ -265,6 +265,17 @@ def test_the_start_line_counts_rows_that_serve_on_runs_made_elsewhere(world):
     assert "1 kernel row serves on cpu by runs made on h200" in line
     assert "rapid-llm kernels verify" in line
     assert "12 s" in line
+
+
+def test_the_start_line_names_ops_that_fall_back_on_a_gpu_with_the_reasons(world):
+    world.row("torch.double", fallback=True)
+    world.row("native.double", requires=CapabilityRequirement(min_sm=80))
+
+    assert fallback_summary(["double"], CPU, "float32") is None
+    line = fallback_summary(["double"], T4, "float32")
+
+    assert "1 op is served by plain torch on t4" in line
+    assert "native.double: needs sm80 or later, t4 is sm75" in line
 
 
 # ---- import rules

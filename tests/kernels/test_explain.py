@@ -252,4 +252,4 @@ for line in ("list --json --device h200", "list --device t4", "explain swiglu --
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert '"chosen": "torch.swiglu"' in done.stdout
+    assert '"chosen": "triton.swiglu"' in done.stdout  # verified elsewhere, by the evidence that ships

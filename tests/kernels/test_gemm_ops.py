@@ -1,9 +1,14 @@
 """dense_gemm against its float64 twin, on every row that this machine runs."""
 
+import importlib
+from functools import partial
+
 import pytest
 import torch
 
 from rapid_llm.errors import KernelInputError
+from rapid_llm.kernels.ops.gemm import library_gemm
+from rapid_llm.kernels.ops.tile_policy import Tile
 from tests import reference
 from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
 
@@ -16,6 +21,11 @@ CASES = [
 
 def weight_of(n, k, dtype, device):
     return (torch.randn(n, k, device=device) * k**-0.5).to(dtype)
+
+
+def skip_unless_served(row, dtype):
+    if str(dtype).removeprefix("torch.") not in row.spec.dtypes:
+        pytest.skip(f"{row.spec.name} does not claim {dtype}")
 
 
 def assert_product(out, x, weight, bias=None):
@@ -35,6 +45,7 @@ def test_dense_gemm_holds_over_its_whole_sweep(dense_gemm, device):
 @pytest.mark.parametrize("with_bias", [pytest.param(False, id="plain"), pytest.param(True, id="bias")])
 @pytest.mark.parametrize(("num_tokens", "n", "k"), CASES)
 def test_dense_gemm_writes_its_columns_and_no_others(dense_gemm, num_tokens, n, k, with_bias, layout, dtype, device):
+    skip_unless_served(dense_gemm, dtype)
     x = torch.randn(num_tokens, k + 9, device=device).to(dtype)[:, :k]
     weight = weight_of(n, k, dtype, device)
     if layout == "k-by-n":
@@ -78,6 +89,7 @@ def test_one_row_for_all_tokens_through_a_stride_of_zero(dense_gemm, device):
 @pytest.mark.parametrize("dtype", [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, id="fp16")])
 def test_sums_are_kept_in_fp32(dense_gemm, dtype, device):
     """4,096 times 1: a bf16 sum of ones stops at 256, an fp16 one at 2,048."""
+    skip_unless_served(dense_gemm, dtype)
     x, weight = torch.ones(1, 4096, dtype=dtype, device=device), torch.ones(3, 4096, dtype=dtype, device=device)
     out = torch.empty(1, 3, dtype=dtype, device=device)
     dense_gemm(x, weight, out=out)
@@ -110,3 +122,52 @@ def test_dense_gemm_refuses_what_it_would_misread(dense_gemm, x, weight, out, bi
     with pytest.raises(KernelInputError, match=r"dense_gemm\(x \["):
         dense_gemm(x.to(device), weight.to(device), out=out, bias=None if bias is None else bias.to(device))
     assert (out == 0).all()
+
+
+NATIVE_ROWS = [row for row in each_row_of("dense_gemm").args[1] if "triton" in row.values[0].spec.requires.packages]
+
+
+@pytest.mark.parametrize("dense_gemm", NATIVE_ROWS)
+@pytest.mark.parametrize("tile", [Tile(16, 16, 16), Tile(16, 64, 32), Tile(64, 16, 16), Tile(128, 32, 16)], ids=str)
+@pytest.mark.parametrize("layout", ["n-by-k", "k-by-n"])
+def test_every_tile_and_the_last_of_every_group_of_tiles_is_written(dense_gemm, layout, tile, device, monkeypatch):
+    """300 rows are 19 tiles of 16: two groups of eight and one of three."""
+    monkeypatch.setattr(importlib.import_module(dense_gemm.spec.target.partition(":")[0]), "resolve_tiles", lambda *_, **__: tile)
+    x, weight = torch.randn(300, 50, device=device), weight_of(77, 50, torch.float32, device)
+    if layout == "k-by-n":
+        weight = weight.t().clone(memory_format=torch.contiguous_format).t()
+    bias, out = torch.randn(77, device=device), torch.empty(300, 77, device=device)
+    assert_product(dense_gemm(x, weight, out=out, bias=bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("dense_gemm", NATIVE_ROWS)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (3, 17), (5, 1023), (1025, 31), (4, 2048)])
+def test_one_token_against_any_weight(dense_gemm, n, k, device):
+    x, weight, bias = torch.randn(1, k, device=device), weight_of(n, k, torch.float32, device), torch.randn(n, device=device)
+    buffer = torch.full((1, n + 9), 7.0, device=device)
+    assert_product(dense_gemm(x, weight, out=buffer[:, :n], bias=bias), x, weight, bias)
+    assert (buffer[:, n:] == 7.0).all()
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+def test_the_library_row_keeps_partial_sums_in_fp32_and_leaves_the_users_setting(dtype, kind, with_bias, device, monkeypatch):
+    matmul, flag, seen = torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction", []
+
+    def noted(product, *args, **kwargs):
+        seen.append(getattr(matmul, flag))
+        return product(*args, **kwargs)
+
+    for name in ("mm", "addmm"):
+        monkeypatch.setattr(torch, name, partial(noted, getattr(torch, name)))
+    x, weight = torch.randn(3, 64, device=device).to(dtype), weight_of(5, 64, dtype, device)
+    bias = torch.randn(5, device=device).to(dtype) if with_bias else None
+    before = getattr(matmul, flag)
+    try:
+        for setting in (True, False):
+            setattr(matmul, flag, setting)
+            library_gemm.dense_gemm(x, weight, out=torch.empty(3, 5, dtype=dtype, device=device), bias=bias)
+            assert getattr(matmul, flag) is setting
+    finally:
+        setattr(matmul, flag, before)
+    assert seen == [False, False]

@@ -61,6 +61,22 @@ def test_rms_norm_of_heads_in_place_leaves_the_rest_of_the_fused_projection(rms_
     assert torch.equal(fused[:, 4 * head_dim :], before[:, 4 * head_dim :])
 
 
+@each_row_of("rms_norm")
+@each_row_of("add_rms_norm")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_wider_than_registers_hold_is_walked(rms_norm, add_rms_norm, dtype, device):
+    x, residual = (torch.randn(2, 33_001, device=device).to(dtype) for _ in range(2))
+    weight, out = torch.randn(33_001, device=device).to(dtype), torch.empty_like(x)
+    rms_norm(x, weight, out=out, eps=EPS)
+    assert_rounded_once(out, reference.rms_norm(x, weight, eps=EPS))
+    expected_residual, _ = reference.add_rms_norm(x, residual, weight, eps=EPS)
+
+    add_rms_norm(x, residual, weight, out=x, eps=EPS)
+
+    assert_rounded_once(residual, expected_residual)
+    assert_rounded_once(x, reference.rms_norm(residual, weight, eps=EPS))
+
+
 @pytest.mark.case("X6")
 @each_row_of("rms_norm")
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,14 +1,17 @@
 """sample and top_logprobs against their float64 twins, on every row that this machine runs."""
 
+import dataclasses
 import math
+import os
 
 import pytest
 import torch
 
 from rapid_llm.errors import KernelInputError
 from rapid_llm.kernels.ops.fallback import sampling as fallback
+from rapid_llm.kernels.ops.interfaces import Limit
 from tests import reference
-from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
+from tests.kernels.rows_under_test import DTYPES, Row, broken_cases, each_row_of
 
 VOCABULARIES = [pytest.param(size, id=f"vocab-{size}") for size in (257, 8193, 10_000, 151_936)]
 INT64_MIN = -(1 << 63)
@@ -42,14 +45,33 @@ def expected_ids(logits, **kwargs):
     return reference.sample(logits, **rules(logits.shape[0], logits.device, **kwargs)).tolist()
 
 
+def is_interpreted(row):
+    return "triton" in row.spec.requires.packages and os.environ.get("TRITON_INTERPRET") == "1" and not torch.cuda.is_available()
+
+
+def draws(row, count):
+    """``count``, or a fifth where the row is interpreted and takes some 50 ms a draw. Noise is fixed, so no draw is luck."""
+    return count // 5 if is_interpreted(row) else count
+
+
+def broken_cases_of(row, device):
+    """The whole sweep; in the interpreter, where it takes four minutes, wide vocabularies in bf16 only."""
+    if not is_interpreted(row):
+        return broken_cases(row, device)
+    in_bf16 = Row(dataclasses.replace(row.spec, dtypes=("bfloat16",)))
+    others = tuple(dtype for dtype in row.spec.dtypes if dtype != "bfloat16")
+    narrow = Row(dataclasses.replace(row.spec, dtypes=others, limits={"vocab_size": Limit(1, 1025)}))
+    return broken_cases(in_bf16, device) + broken_cases(narrow, device)
+
+
 @each_row_of("sample")
 def test_sample_holds_over_its_whole_sweep(sample, device):
-    assert broken_cases(sample, device) == []
+    assert broken_cases_of(sample, device) == []
 
 
 @each_row_of("top_logprobs")
 def test_top_logprobs_holds_over_its_whole_sweep(top_logprobs, device):
-    assert broken_cases(top_logprobs, device) == []
+    assert broken_cases_of(top_logprobs, device) == []
 
 
 PHILOX_KNOWN_ANSWERS = [  # published with Random123
@@ -110,24 +132,27 @@ def test_every_top_k_lives_in_one_batch(sample, vocab_size, dtype, device):
 @each_row_of("sample")
 @pytest.mark.parametrize("off", [-1, 0, 257, 258, 10**7, -(1 << 31)], ids=str)
 def test_top_k_is_off_at_zero_below_and_from_the_vocabulary_size_on(sample, off, device):
-    logits = torch.randn(1, 257, device=device).expand(64, 257)
-    assert ids_of(sample, logits, top_k=off, positions=range(64)) == ids_of(sample, logits, positions=range(64))
+    count = draws(sample, 64)
+    logits = torch.randn(1, 257, device=device).expand(count, 257)
+    assert ids_of(sample, logits, top_k=off, positions=range(count)) == ids_of(sample, logits, positions=range(count))
 
 
 @each_row_of("sample")
 def test_top_k_keeps_the_lowest_ids_of_equal_logits(sample, device):
-    logits = torch.zeros(400, 37, device=device)
+    count = draws(sample, 400)
+    logits = torch.zeros(count, 37, device=device)
     logits[:, 5] = -1.0
-    assert set(ids_of(sample, logits, top_k=6, positions=range(400))) == {0, 1, 2, 3, 4, 6}
+    assert set(ids_of(sample, logits, top_k=6, positions=range(count))) == {0, 1, 2, 3, 4, 6}
 
 
 @pytest.mark.case("H2")
 @each_row_of("sample")
 def test_a_row_keeps_its_own_top_k_next_to_a_wider_one(sample, device):
-    logits = torch.zeros(400, 100, device=device)
-    sampled = ids_of(sample, logits, top_k=[2, 64] * 200, positions=range(400))
+    count = draws(sample, 400)
+    logits = torch.zeros(count, 100, device=device)
+    sampled = ids_of(sample, logits, top_k=[2, 64] * (count // 2), positions=range(count))
     assert set(sampled[::2]) == {0, 1}
-    assert 50 < len(set(sampled[1::2])) <= 64
+    assert count // 8 < len(set(sampled[1::2])) <= 64
     assert max(sampled) < 64
 
 
@@ -145,16 +170,18 @@ TOP_P_KEEPS = [
 @each_row_of("sample")
 @pytest.mark.parametrize(("top_p", "kept"), TOP_P_KEEPS)
 def test_top_p_keeps_the_shortest_prefix_that_reaches_it(sample, top_p, kept, device):
-    logits = torch.tensor([0.125, 0.25, 0.5, 0.125], device=device).log().expand(200, 4)
-    assert set(ids_of(sample, logits, top_p=top_p, positions=range(200))) == kept
+    count = draws(sample, 200)
+    logits = torch.tensor([0.125, 0.25, 0.5, 0.125], device=device).log().expand(count, 4)
+    assert set(ids_of(sample, logits, top_p=top_p, positions=range(count))) == kept
 
 
 @each_row_of("sample")
 def test_top_p_counts_the_mass_of_what_top_k_left(sample, device):
-    logits = torch.tensor([0.2, 0.4, 0.2, 0.2], device=device).log().expand(200, 4)
-    assert set(ids_of(sample, logits, top_k=2, top_p=0.6, positions=range(200))) == {1}
-    assert set(ids_of(sample, logits, top_p=0.55, positions=range(200))) == {1, 0}
-    mixed = ids_of(sample, logits, top_k=[2, 3] * 100, top_p=[0.6, 0.9] * 100, positions=range(200))
+    count = draws(sample, 200)
+    logits = torch.tensor([0.2, 0.4, 0.2, 0.2], device=device).log().expand(count, 4)
+    assert set(ids_of(sample, logits, top_k=2, top_p=0.6, positions=range(count))) == {1}
+    assert set(ids_of(sample, logits, top_p=0.55, positions=range(count))) == {1, 0}
+    mixed = ids_of(sample, logits, top_k=[2, 3] * (count // 2), top_p=[0.6, 0.9] * (count // 2), positions=range(count))
     assert set(mixed[::2]) == {1}
     assert set(mixed[1::2]) == {1, 0, 2}
 
@@ -164,16 +191,18 @@ def test_top_p_of_a_large_top_k_counts_no_mass_behind_it(sample, device):
     """Ten tokens of mass 1, the rest of 1e-3: 15 in the first 5,010, 30 in all. 0.3 of 15 takes five tokens, 0.3 of 30 nine."""
     logits = torch.full((1, 20_010), math.log(1e-3), device=device)
     logits[0, :10] = 0.0
-    sampled = ids_of(sample, logits.expand(100, 20_010), top_k=5010, top_p=0.29, positions=range(100))
+    count = draws(sample, 100)
+    sampled = ids_of(sample, logits.expand(count, 20_010), top_k=5010, top_p=0.29, positions=range(count))
     assert set(sampled) == {0, 1, 2, 3, 4}
 
 
 @each_row_of("sample")
 def test_min_p_drops_what_is_less_likely_than_its_share_of_the_likeliest(sample, device):
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05], device=device).log().expand(300, 4)
+    count = draws(sample, 300)
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05], device=device).log().expand(count, 4)
     for min_p, kept in ((0.0, {0, 1, 2, 3}), (0.2, {0, 1, 2}), (0.4, {0, 1}), (1.0, {0})):
-        assert set(ids_of(sample, logits, min_p=min_p, positions=range(300))) == kept, min_p
-        assert set(ids_of(sample, logits, min_p=min_p, top_k=4, top_p=0.999, positions=range(300))) == kept, min_p
+        assert set(ids_of(sample, logits, min_p=min_p, positions=range(count))) == kept, min_p
+        assert set(ids_of(sample, logits, min_p=min_p, top_k=4, top_p=0.999, positions=range(count))) == kept, min_p
 
 
 @each_row_of("sample")
@@ -229,18 +258,21 @@ def test_a_broken_row_gives_minus_one_and_leaves_its_neighbours_alone(sample, te
 @each_row_of("sample")
 @pytest.mark.parametrize("kwargs", [{"temperature": 0.0}, {}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
 def test_plus_inf_wins_and_shares_with_its_equals_only(sample, kwargs, device):
-    logits = torch.randn(100, 50, device=device)
+    count = draws(sample, 100)
+    logits = torch.randn(count, 50, device=device)
     logits[:, [7, 33]] = math.inf
     logits[:, 8] = -math.inf
-    assert set(ids_of(sample, logits, positions=range(100), **kwargs)) == ({7} if kwargs.get("temperature") == 0.0 else {7, 33})
+    expected = {7} if kwargs.get("temperature") == 0.0 else {7, 33}
+    assert set(ids_of(sample, logits, positions=range(count), **kwargs)) == expected
 
 
 @each_row_of("sample")
 @pytest.mark.parametrize("kwargs", [{}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.02}], ids=str)
 def test_a_banned_token_is_never_drawn(sample, kwargs, device):
-    logits = torch.full((300, 33), -math.inf, device=device)
+    count = draws(sample, 300)
+    logits = torch.full((count, 33), -math.inf, device=device)
     logits[:, 4], logits[:, 32] = 0.0, -0.5
-    assert set(ids_of(sample, logits, positions=range(300), **kwargs)) == {4, 32}
+    assert set(ids_of(sample, logits, positions=range(count), **kwargs)) == {4, 32}
 
 
 @each_row_of("sample")
@@ -280,13 +312,18 @@ DISTRIBUTIONS = [
 @pytest.mark.parametrize("kwargs", DISTRIBUTIONS)
 @pytest.mark.parametrize("varied", ["positions", "seeds"])
 def test_draws_follow_the_filtered_distribution(sample, kwargs, varied, device):
-    draws, vocab_size = 20_000, 37
+    count, vocab_size = 20_000, 37
     row = 1.5 * torch.randn(vocab_size, device=device)
+    if is_interpreted(sample):  # too slow to count: draw by draw it must be the twin
+        rules_of_rows = {**kwargs, varied: range(1000, 1020)}
+        logits = row.expand(20, vocab_size)
+        assert ids_of(sample, logits, **rules_of_rows) == expected_ids(logits, **rules_of_rows)
+        return
     filters = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **kwargs}
     temperature = torch.tensor(filters.pop("temperature", 1.0))
-    expected = draws * reference.filtered_probabilities(row.cpu(), temperature, **filters)
+    expected = count * reference.filtered_probabilities(row.cpu(), temperature, **filters)
 
-    sampled = ids_of(sample, row.expand(draws, vocab_size), **kwargs, **{varied: range(draws)})
+    sampled = ids_of(sample, row.expand(count, vocab_size), **kwargs, **{varied: range(count)})
 
     counts = torch.bincount(torch.tensor(sampled), minlength=vocab_size).double()
     kept = expected > 0
@@ -362,10 +399,10 @@ def logprobs_of(top_logprobs, logits, tokens, n):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [0, 1, 5, 20, 1025], ids=lambda n: f"top-{n}")
 def test_top_logprobs_equal_the_twin(top_logprobs, n, dtype, device):
-    logits = (4 * torch.randn(3, 1025, device=device)).to(dtype)
-    ids, logprobs = logprobs_of(top_logprobs, logits, [1024, 0, 512], n)
-    token_ids = torch.tensor([1024, 0, 512])
-    expected_ids, expected = reference.top_logprobs(logits, token_ids, n=n)
+    tokens = [1024] if n > 20 and is_interpreted(top_logprobs) else [1024, 0, 512]  # a column takes some milliseconds there
+    logits = (4 * torch.randn(len(tokens), 1025, device=device)).to(dtype)
+    ids, logprobs = logprobs_of(top_logprobs, logits, tokens, n)
+    expected_ids, expected = reference.top_logprobs(logits, torch.tensor(tokens), n=n)
     assert ids.tolist() == expected_ids.tolist()
     # a log of 1,025 fp32 terms and a difference of numbers up to 30
     torch.testing.assert_close(logprobs.double().cpu(), expected, rtol=1e-6, atol=5e-6)

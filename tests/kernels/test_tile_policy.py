@@ -28,7 +28,11 @@ SIZES = {
     "add_rms_norm": {"num_tokens": 7, "d": 4096},
     "vocab_embedding": {"num_tokens": 7, "hidden_size": 4096, "vocab_size": 128256},
     "rope": {"num_tokens": 7, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "rotary_dim": 128},
+    "sample": {"num_seqs": 64, "vocab_size": 151_936},
+    "top_logprobs": {"num_seqs": 64, "vocab_size": 151_936},
     "dense_gemm": GEMM,
+    "flashattention2_nopad": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "q_len": 512},
+    "flash_decoding": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16},
 }
 
 
@@ -85,11 +89,45 @@ def test_every_matrix_tile_fits_its_device(name, dtype):
     ):
         tile = resolve_tiles("dense_gemm", device=device, dtype=dtype, num_tokens=tokens, n=n, k=k, block_k_multiple=multiple)
 
+        assert tile.BLOCK_K % multiple == 0
+        if tile.BLOCK_M == 1:  # one token's product keeps nothing in shared memory
+            assert tokens <= 1
+            continue
         used = (tile.BLOCK_M + tile.BLOCK_N) * tile.BLOCK_K * itemsize * tile.num_stages
         assert used <= (device.smem or 65_536)
         assert tile.num_stages >= 2
         assert min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
-        assert tile.BLOCK_K % multiple == 0
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("op", ["flashattention2_nopad", "flash_decoding"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", known_devices())
+def test_every_attention_tile_fits_its_device(name, dtype, op):
+    device = device_info(name)
+    itemsize = 4 if dtype == "float32" else 2
+    for head_dim, (num_heads, num_kv_heads) in itertools.product((64, 80, 128, 256), ((8, 8), (32, 8), (64, 1))):
+        for length in (1, 16, 64, 8192):
+            sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "page_size": 16}
+            tile = resolve_tiles(op, device=device, dtype=dtype, q_len=length, **sizes)
+
+            row_bytes = (1 << (head_dim - 1).bit_length()) * itemsize
+            used = (tile.BLOCK_M + 2 * tile.BLOCK_N * tile.num_stages) * row_bytes
+            assert used <= (device.smem or 65_536)
+            assert min(tile.BLOCK_M, tile.BLOCK_N) >= 16
+
+
+def test_one_token_is_multiplied_without_matrix_instructions_unless_its_weights_are_grouped():
+    sizes = {"num_tokens": 1, "n": 4096, "k": 4096}
+    assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", **sizes).BLOCK_M == 1
+    assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", block_k_multiple=128, **sizes).BLOCK_M == 16
+    assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", **{**sizes, "num_tokens": 2}).BLOCK_M == 16
+
+
+def test_a_decode_tile_does_not_change_with_the_batch():
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16}
+    tiles = {resolve_tiles("flash_decoding", device=H200, dtype="bfloat16", num_seqs=n, **sizes) for n in (1, 7, 64, 4096)}
+    assert len(tiles) == 1
 
 
 @pytest.mark.parametrize("name", ["cpu", "rtx3090", "h200"])

@@ -1,7 +1,7 @@
 """``dispatch``: the function that serves an op. A layer asks once, when it is built, and keeps the answer."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -144,3 +144,19 @@ def verified_elsewhere_summary(device: DeviceInfo) -> str | None:
     about = f" (about {max(round(seconds), 1)} s)" if seconds else ""
     others = ", ".join(sorted({record.device for record in found}))
     return f"{rows} on {device.name} by runs made on {others}; 'rapid-llm kernels verify' verifies here{about}"
+
+
+def fallback_summary(ops: Iterable[str], device: DeviceInfo, dtype: str) -> str | None:
+    """The start-up line on ``ops`` that plain torch serves on a GPU, with the reasons; None when there are none, or on a CPU."""
+    if device.type == "cpu":
+        return None
+    found = []
+    for op in sorted(set(ops)):
+        choice = answer(Question(op, device, dtype, {}, None), environment().kernels)
+        if choice.chosen is not None and choice.chosen.row.fallback:
+            why = "; ".join(f"{verdict.row.name}: {', '.join(verdict.reasons)}" for verdict in choice.ranking.rejected)
+            found.append(f"{op} ({why or 'no other row'})")
+    if not found:
+        return None
+    serve = "1 op is" if len(found) == 1 else f"{len(found)} ops are"
+    return f"{serve} served by plain torch on {device.name}, slower than a native row: {', '.join(found)}"

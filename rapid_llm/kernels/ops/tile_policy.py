@@ -27,6 +27,7 @@ from rapid_llm.kernels.store import StoreFile, read_stores, warn_once
 _WIDE_SMEM = 160 * 1024  # two stages of a 128 x 256 x 64 bf16 product and its accumulator's way out
 _SMALLEST_SMEM = 65_536
 _SMALLEST_BLOCK = 16  # the least side of a tensor-core product in Triton
+_FEW_PROGRAMS = 96  # of a matrix product: fewer leave multiprocessors of a large card idle
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -247,10 +248,21 @@ def _swiglu(room: _Room, sizes: Sizes) -> Tile:
     return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
 
 
-def _row_norm(room: _Room, sizes: Sizes) -> Tile:
-    """One program a row, the row in registers where it fits; a wider one is walked in tiles of BLOCK_N."""
-    width = min(max(sizes["d"], 16), room.pick(pre_hopper=8192, hopper_up=16384))
+def _rms_norm(room: _Room, sizes: Sizes) -> Tile:
+    """A row, or BLOCK_M narrow heads of one token, in registers where it fits; a wider one is walked in tiles of BLOCK_N."""
+    width = _row_width(room, sizes["d"])
+    rows = min(max(sizes.get("num_heads", 1), 1), max(room.pick(pre_hopper=1024, hopper_up=2048) // width, 1))
+    return Tile(BLOCK_M=rows, BLOCK_N=width, num_warps=_warps(rows * width, 16))
+
+
+def _add_rms_norm(room: _Room, sizes: Sizes) -> Tile:
+    """As rms_norm, whose rows are whole tokens."""
+    width = _row_width(room, sizes["d"])
     return Tile(BLOCK_N=width, num_warps=_warps(width, 16))
+
+
+def _row_width(room: _Room, d: int) -> int:
+    return min(max(d, 16), room.pick(pre_hopper=8192, hopper_up=16384))
 
 
 def _vocab_embedding(room: _Room, sizes: Sizes) -> Tile:
@@ -259,26 +271,94 @@ def _vocab_embedding(room: _Room, sizes: Sizes) -> Tile:
     return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
 
 
+def _sample(room: _Room, sizes: Sizes) -> Tile:
+    """A split of a row in registers, as int64 keys where it is ordered: narrow ones while few rows would leave the card idle."""
+    width = min(max(sizes["vocab_size"], 128), 4096 if sizes["num_seqs"] <= 16 else 8192)
+    return Tile(BLOCK_N=width, num_warps=_warps(width, 16))
+
+
+def _top_logprobs(room: _Room, sizes: Sizes) -> Tile:
+    """One width whatever the batch: sums of exp are rounded, and a row must give the same bits alone and in a crowd."""
+    width = min(max(sizes["vocab_size"], 128), 4096)
+    return Tile(BLOCK_N=width, num_warps=_warps(width, 16))
+
+
 def _rope(room: _Room, sizes: Sizes) -> Tile:
     """BLOCK_M heads by BLOCK_N of the half rotary width, so that one load of the cos-sin row turns several heads."""
     half = max(sizes["rotary_dim"] // 2, 1)
-    heads = max(sizes["num_heads"] + sizes["num_kv_heads"], 1)
-    rows = min(_ceil_power(heads), max(room.pick(pre_hopper=1024, hopper_up=2048) // half, 1))
+    heads = max(sizes["num_heads"], sizes["num_kv_heads"], 1)  # q and k are turned by programs of their own
+    rows = min(heads, max(room.pick(pre_hopper=1024, hopper_up=2048) // half, 1))
     return Tile(BLOCK_M=rows, BLOCK_N=half, num_warps=_warps(rows * half, 8, most=8))
 
 
+def _flashattention2_nopad(room: _Room, sizes: Sizes) -> Tile:
+    """Query tiles as long as registers hold the accumulator, fewer for a short chunk; K and V in as many stages as fit.
+
+    fp32 has no exact matrix instruction: its operands pass through registers, so its tiles are small.
+    """
+    dim = max(sizes["head_dim"], _SMALLEST_BLOCK)
+    wide = room.tier is TileTier.HOPPER_UP
+    if room.itemsize == 4:
+        block_m, block_n = (32, 32) if dim <= 64 else (16, 16)
+    elif dim > 128:
+        block_m, block_n = (128, 32) if wide else (64, 32)
+    else:
+        block_m, block_n = 128, 64 if wide or dim <= 64 else 32
+    warps = 8 if block_m * dim >= 128 * 64 else 4
+    if sizes["q_len"] <= 64 and sizes["q_len"] < block_m:
+        block_m, warps = max(sizes["q_len"], _SMALLEST_BLOCK), 4
+    key_bytes, query_bytes = 2 * block_n * dim * room.itemsize, block_m * dim * room.itemsize
+    stages = min(max((room.smem - query_bytes) // key_bytes, 1), 3 if wide else 2)
+    return Tile(block_m, block_n, num_warps=warps, num_stages=stages)
+
+
+def _flash_decoding(room: _Room, sizes: Sizes) -> Tile:
+    """BLOCK_M query heads of one KV head, BLOCK_N keys: bytes in flight, and room for three programs on a multiprocessor."""
+    dim = max(sizes["head_dim"], _SMALLEST_BLOCK)
+    group = sizes["num_heads"] // max(sizes["num_kv_heads"], 1)
+    row_bytes = 2 * dim * room.itemsize
+    if room.itemsize == 4:  # passes through registers
+        block_m, block_n = _SMALLEST_BLOCK, 32 if dim <= 64 else 16
+    else:
+        block_m = min(max(_ceil_power(group), _SMALLEST_BLOCK), 64)
+        block_n = min(max(room.pick(pre_hopper=16, hopper_up=32) * 1024 // row_bytes, _SMALLEST_BLOCK), 64)
+    key_room = min(64 * 1024, room.smem - block_m * row_bytes // 2)
+    stages = min(max(key_room // (block_n * row_bytes), 1), 3)
+    return Tile(block_m, block_n, num_warps=4, num_stages=stages)
+
+
 def _dense_gemm(room: _Room, sizes: Sizes) -> Tile:
-    """Few rows: the weight is streamed, BLOCK_M at its least and BLOCK_K long. Many rows: square tiles, wide ones on Hopper."""
+    """One row: BLOCK_M is 1, which stands for a product without matrix instructions (ungrouped weights only). Few rows: the
+    weight is streamed, BLOCK_M at its least and BLOCK_K long. Many rows: square tiles, wide ones on Hopper."""
+    if sizes["num_tokens"] <= 1 and room.block_k_multiple == 1:
+        return _dense_gemv(room, sizes)
     tokens, n = max(sizes["num_tokens"], _SMALLEST_BLOCK), max(sizes["n"], _SMALLEST_BLOCK)
     if tokens <= 64:
-        block_m, block_n, block_k = tokens, 64, 128
+        narrow = n <= 4096  # more programs, each with as many bytes of the weight in flight
+        block_m, block_n = tokens, 32 if narrow else 64
+        block_k = 256 if narrow and tokens == _SMALLEST_BLOCK and room.itemsize == 2 else 128
     else:
-        block_m, block_n, block_k = 128, room.pick(pre_hopper=128, hopper_up=256), 64
+        block_m, block_n, block_k = _many_rows(room, tokens, n)
     block_n = min(block_n, n)
     block_k = _block_k(room, min(block_k * 2 // room.itemsize, max(sizes["k"], _SMALLEST_BLOCK)))
     block_m, block_n = _shrunk_to_fit(room, block_m, block_n, block_k)
     stages = min(room.smem // _stage_bytes(room, block_m, block_n, block_k), 5)
-    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n >= 128 * 128 else 4, num_stages=stages)
+    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n >= 128 * 64 else 4, num_stages=stages)
+
+
+def _many_rows(room: _Room, tokens: int, n: int) -> tuple[int, int, int]:
+    """The widest of the tier's tiles of which there are enough to keep a card busy."""
+    wide = room.tier is TileTier.HOPPER_UP and room.itemsize == 2 and tokens >= 256
+    for block_m, block_n in ((256, 128), (128, 128)) if wide else ((128, 128),):
+        if -(-tokens // block_m) * -(-n // block_n) >= _FEW_PROGRAMS:
+            return block_m, block_n, 64
+    return 128, 64, 64
+
+
+def _dense_gemv(room: _Room, sizes: Sizes) -> Tile:
+    """4 KiB of the weight a program and step: of few rows where there are few, so that every multiprocessor has several."""
+    block_n, step, warps = (2, 2048, 4) if sizes["n"] <= 1024 else (4, 1024, 2)
+    return Tile(1, block_n, min(step // room.itemsize, max(sizes["k"], _SMALLEST_BLOCK)), num_warps=warps)
 
 
 def _block_k(room: _Room, wanted: int) -> int:
@@ -313,10 +393,22 @@ def _shrunk_to_fit(room: _Room, block_m: int, block_n: int, block_k: int) -> tup
 # op -> heuristic, the sizes it needs, other sizes of the contract (they are in the bucket of a stored tile).
 _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] = {
     "swiglu": (_swiglu, ("d",), ("num_tokens",)),
-    "rms_norm": (_row_norm, ("d",), ("num_tokens",)),
-    "add_rms_norm": (_row_norm, ("d",), ("num_tokens",)),
+    "rms_norm": (_rms_norm, ("d",), ("num_tokens", "num_heads")),
+    "add_rms_norm": (_add_rms_norm, ("d",), ("num_tokens",)),
     "vocab_embedding": (_vocab_embedding, ("hidden_size",), ("num_tokens", "vocab_size")),
     "rope": (_rope, ("num_heads", "num_kv_heads", "rotary_dim"), ("num_tokens", "head_dim")),
+    "flashattention2_nopad": (
+        _flashattention2_nopad,
+        ("head_dim", "q_len"),
+        ("num_heads", "num_kv_heads", "page_size", "num_seqs", "kv_len"),
+    ),
+    "flash_decoding": (
+        _flash_decoding,
+        ("num_heads", "num_kv_heads", "head_dim"),
+        ("page_size", "num_seqs", "q_len", "kv_len"),
+    ),
+    "sample": (_sample, ("num_seqs", "vocab_size"), ()),
+    "top_logprobs": (_top_logprobs, ("vocab_size",), ("num_seqs",)),
     "dense_gemm": (_dense_gemm, ("num_tokens", "n", "k"), ()),
 }
 _OPS_WITH_K = frozenset({"dense_gemm"})

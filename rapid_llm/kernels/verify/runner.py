@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rapid_llm.envs import environment
 from rapid_llm.errors import ConfigError, RapidError
 from rapid_llm.kernels.device import DeviceInfo, current_device
 from rapid_llm.kernels.dispatcher import catalog as catalogs
@@ -26,11 +27,15 @@ _SEED = 20_261_129
 
 @dataclass(frozen=True)
 class Failure:
-    """One case that did not hold: its id, what was wrong, and its largest absolute error."""
+    """One case that did not hold: its id, what was wrong, its largest absolute error.
+
+    ``fatal`` is a fault of the device, after which nothing more runs in this process.
+    """
 
     case: str
     problem: str
     max_abs: float = 0.0
+    fatal: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,17 @@ def verify(ops: Sequence[str] | None, device: DeviceInfo) -> list[VerifyResult]:
         raise ConfigError("rows are verified where they run", got=device.name, wanted=here, change="run it on that machine")
     catalog = catalogs.catalog()
     makers = {op: case_maker(catalog, op) for op in (catalog.contracts if ops is None else ops)}
-    results = []
+    results: list[VerifyResult] = []
+    lost = ""
     for op, maker in makers.items():
         for row in catalog.rows[op]:
+            if lost:
+                results.append(
+                    VerifyResult(op, row.name, device.name, skipped=(f"the device is lost since {lost} failed: run again",))
+                )
+                continue
             result = run_row(row, catalog.contract(op), maker, device)
+            lost = row.name if any(failure.fatal for failure in result.failures) else ""
             if result.cases:
                 record_run(_record(row, result))
             results.append(result)
@@ -113,6 +125,8 @@ def run_row(row: KernelSpec, contract: Contract, maker: CaseMaker, device: Devic
         failure, measured = _run_case(row, maker, device, label, (dtype, sizes, hard))
         cases.append(label)
         failures.extend([failure] if failure else [])
+        if failure and failure.fatal:
+            break
         worst = errors.setdefault(dtype, {"max_abs": 0.0, "max_rel": 0.0})
         errors[dtype] = {name: max(worst[name], measured[name]) for name in worst}
     seconds = round(time.perf_counter() - started, 3)
@@ -148,7 +162,8 @@ def _run_case(
         if device.type == "cuda":
             torch.cuda.synchronize()  # a fault belongs to the case that caused it
     except _failures_of(row) as error:
-        return Failure(label, f"{type(error).__name__}: {' '.join(str(error).split())}"), none
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Failure(label, problem, fatal=isinstance(error, torch.AcceleratorError)), none
     return _compare_all(case, label)
 
 
@@ -188,10 +203,10 @@ def _record(row: KernelSpec, result: VerifyResult) -> EvidenceRecord:
 
 
 def _commit() -> str:
-    """The commit of the source tree, "" for an installed package or where git is missing."""
+    """The commit of the source tree; what RAPID_COMMIT says of an installed package or where git is missing."""
     tree = Path(__file__).parents[3]
     if not (tree / ".git").exists():
-        return ""
+        return environment().commit
     command = ["git", "-C", str(tree), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -25,6 +25,8 @@ SWIGLU = Contract(
     hard=("large_magnitude",),
 )
 
+_TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+
 FAMILY = Family(
     name="activation",
     contracts=(SWIGLU,),
@@ -37,6 +39,14 @@ FAMILY = Family(
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,
+        ),
+        KernelSpec(
+            op="swiglu",
+            name="triton.swiglu",
+            target="rapid_llm.kernels.ops.activation.swiglu:swiglu",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Rows and contracts of the attention family: one op for each mapping, prefill and decode."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, Limit, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -103,6 +103,9 @@ FLASH_DECODING = Contract(
     hard=("large_scores",),
 )
 
+_TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+_TRITON_LIMITS = {"head_dim": Limit(1, 256), "page_size": Limit(1, 256)}
+
 FAMILY = Family(
     name="attention",
     contracts=(FLASHATTENTION2_NOPAD, FLASH_DECODING),
@@ -127,6 +130,37 @@ FAMILY = Family(
             fallback=True,
             phase="decode",
             library=True,
+        ),
+        KernelSpec(
+            op="flashattention2_nopad",
+            name="triton.flashattention2_nopad",
+            target="rapid_llm.kernels.ops.attention.flashattention2_nopad:flashattention2_nopad",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            limits=_TRITON_LIMITS,
+            priority=10,
+            phase="prefill",
+        ),
+        KernelSpec(
+            op="flash_decoding",
+            name="triton.flash_decoding",
+            target="rapid_llm.kernels.ops.attention.flash_decoding:flash_decoding",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            limits=_TRITON_LIMITS,
+            priority=10,
+            phase="decode",
+        ),
+        # Results that do not depend on the batch; RAPID_KERNELS asks for it.
+        KernelSpec(
+            op="flash_decoding",
+            name="triton.flash_decoding_fixed_splits",
+            target="rapid_llm.kernels.ops.attention.flash_decoding:flash_decoding_fixed_splits",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            limits=_TRITON_LIMITS,
+            priority=5,
+            phase="decode",
         ),
     ),
 )

@@ -28,6 +28,8 @@ VOCAB_EMBEDDING = Contract(
     hard=("padding_ids",),
 )
 
+_TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+
 FAMILY = Family(
     name="embeddings",
     contracts=(VOCAB_EMBEDDING,),
@@ -39,6 +41,14 @@ FAMILY = Family(
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,
+        ),
+        KernelSpec(
+            op="vocab_embedding",
+            name="triton.vocab_embedding",
+            target="rapid_llm.kernels.ops.embeddings.vocab_embedding:vocab_embedding",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
         ),
     ),
 )

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from rapid_llm.errors import KernelInputError, describe
@@ -267,6 +268,14 @@ def _decode_one(heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, o
     torch.bmm(scores, values.transpose(0, 1), out=out)
 
 
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any) -> torch.Tensor:
+    """torch's own attention; on a GPU by plain products, since its fused kernels fault on addresses that views may have."""
+    if not q.is_cuda:
+        return scaled_dot_product_attention(q, keys, values, **options)
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(q, keys, values, **options)
+
+
 def _prefill_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:
     """Causal attention of one sequence: q and out [Tq, Hq, D], keys and values [Tk, Hkv, D], the queries last.
 
@@ -279,7 +288,7 @@ def _prefill_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
     keys = keys.transpose(0, 1)[:, None].float().expand(-1, heads.shape[1], -1, -1)
     values = values.transpose(0, 1)[:, None].float().expand(-1, heads.shape[1], -1, -1)
     if num_queries == num_keys:
-        out_heads.copy_(scaled_dot_product_attention(heads, keys, values, is_causal=True, scale=sm_scale))
+        out_heads.copy_(_attend(heads, keys, values, is_causal=True, scale=sm_scale))
         return
     prefix = num_keys - num_queries
     step = max(1, _MASK_ELEMENTS // num_keys)
@@ -287,9 +296,7 @@ def _prefill_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
         last = min(first + step, num_queries)
         seen = prefix + last
         mask = q.new_full((last - first, seen), float("-inf"), dtype=torch.float32).triu_(prefix + first + 1)
-        attended = scaled_dot_product_attention(
-            heads[:, :, first:last], keys[:, :, :seen], values[:, :, :seen], attn_mask=mask, scale=sm_scale
-        )
+        attended = _attend(heads[:, :, first:last], keys[:, :, :seen], values[:, :, :seen], attn_mask=mask, scale=sm_scale)
         out_heads[:, :, first:last].copy_(attended)
 
 
@@ -301,9 +308,7 @@ def _attend_one_query(
     The query heads that share a KV head stand where query tokens usually do, so K and V are not repeated.
     """
     heads = q.view(q.shape[0], keys.shape[2], -1, q.shape[2]).float()  # [B, Hkv, G, D]
-    attended = scaled_dot_product_attention(
-        heads, keys.transpose(1, 2).float(), values.transpose(1, 2).float(), attn_mask=mask, scale=sm_scale
-    )
+    attended = _attend(heads, keys.transpose(1, 2).float(), values.transpose(1, 2).float(), attn_mask=mask, scale=sm_scale)
     return attended.flatten(1, 2).to(q.dtype)
 
 

@@ -44,5 +44,23 @@ FAMILY = Family(
             fallback=True,
             library=True,
         ),
+        KernelSpec(
+            op="dense_gemm",
+            name="cublas.dense_gemm",
+            target="rapid_llm.kernels.ops.gemm.library_gemm:dense_gemm",
+            requires=CapabilityRequirement(device_types=("cuda",)),
+            # Not float16: with a bias cuBLAS rounds partial sums to it, whatever torch is told.
+            dtypes=("float32", "bfloat16"),
+            priority=20,
+            library=True,
+        ),
+        KernelSpec(
+            op="dense_gemm",
+            name="triton.dense_gemm",
+            target="rapid_llm.kernels.ops.gemm.dense_gemm:dense_gemm",
+            requires=CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6)),
+            dtypes=FLOATS,
+            priority=10,
+        ),
     ),
 )

@@ -72,6 +72,8 @@ UPDATE_KV_INDEX = Contract(
     hard=("padding_entries",),
 )
 
+_TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+
 FAMILY = Family(
     name="kvcache",
     contracts=(UPDATE_KV_BUFFER, UPDATE_KV_INDEX),
@@ -92,6 +94,22 @@ FAMILY = Family(
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,
+        ),
+        KernelSpec(
+            op="update_kv_buffer",
+            name="triton.update_kv_buffer",
+            target="rapid_llm.kernels.ops.kvcache.update_kv_buffer:update_kv_buffer",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
+        ),
+        KernelSpec(
+            op="update_kv_index",
+            name="triton.update_kv_index",
+            target="rapid_llm.kernels.ops.kvcache.update_kv_index:update_kv_index",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
         ),
     ),
 )

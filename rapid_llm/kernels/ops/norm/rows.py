@@ -49,6 +49,8 @@ ADD_RMS_NORM = Contract(
     hard=("large_magnitude", "zero_rows"),
 )
 
+_TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+
 FAMILY = Family(
     name="norm",
     contracts=(RMS_NORM, ADD_RMS_NORM),
@@ -70,6 +72,22 @@ FAMILY = Family(
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,
+        ),
+        KernelSpec(
+            op="rms_norm",
+            name="triton.rms_norm",
+            target="rapid_llm.kernels.ops.norm.rms_norm:rms_norm",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
+        ),
+        KernelSpec(
+            op="add_rms_norm",
+            name="triton.add_rms_norm",
+            target="rapid_llm.kernels.ops.norm.rms_norm:add_rms_norm",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
         ),
     ),
 )

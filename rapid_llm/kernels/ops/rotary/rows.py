@@ -44,6 +44,8 @@ ROPE = Contract(
     hard=("large_magnitude",),
 )
 
+_TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+
 FAMILY = Family(
     name="rotary",
     contracts=(ROPE,),
@@ -56,6 +58,14 @@ FAMILY = Family(
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,
+        ),
+        KernelSpec(
+            op="rope",
+            name="triton.rope",
+            target="rapid_llm.kernels.ops.rotary.rope:rope",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
         ),
     ),
 )

@@ -69,6 +69,8 @@ TOP_LOGPROBS = Contract(
     hard=("nan_row", "all_minus_inf", "all_negative", "plus_inf", "ties", "banned_tokens"),
 )
 
+_TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+
 FAMILY = Family(
     name="sampling",
     contracts=(SAMPLE, TOP_LOGPROBS),
@@ -88,6 +90,22 @@ FAMILY = Family(
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,
+        ),
+        KernelSpec(
+            op="sample",
+            name="triton.sample",
+            target="rapid_llm.kernels.ops.sampling.sample:sample",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
+        ),
+        KernelSpec(
+            op="top_logprobs",
+            name="triton.top_logprobs",
+            target="rapid_llm.kernels.ops.sampling.top_logprobs:top_logprobs",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
         ),
     ),
 )

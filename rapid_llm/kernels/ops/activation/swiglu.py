@@ -1,0 +1,56 @@
+"""SwiGLU: silu(gate) * up over a fused gate-up row. Memory-bound; one program per (row, column tile)."""
+
+import torch
+import triton
+import triton.language as tl
+
+from rapid_llm.errors import KernelInputError, describe
+from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.tile_policy import resolve_tiles
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """Write silu(gate) * up, computed in fp32, into ``out`` and return it.
+
+    Args:
+        gate_up: [num_tokens, 2 * d], fp32 | bf16 | fp16; gate first; inner stride 1, row stride free.
+        out: [num_tokens, d], same dtype and device, apart from gate_up; inner stride 1, row stride free.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
+    Twin: kernels/reference/activation.py::swiglu. Origin: this repo.
+    """
+    if (
+        out.dim() != 2
+        or gate_up.shape != (out.shape[0], 2 * out.shape[1])
+        or gate_up.dtype not in _FLOATS
+        or gate_up.dtype != out.dtype
+        or gate_up.device != out.device
+        or gate_up.stride(1) != 1
+        or out.stride(1) != 1
+    ):
+        raise KernelInputError(
+            describe("swiglu", gate_up=gate_up, out=out),
+            wanted="gate_up [num_tokens, 2 * d] and out [num_tokens, d] of one fp32, bf16 or fp16 dtype, inner stride 1",
+            change="pass the fused gate-up projection and a buffer of half its width",
+        )
+    num_tokens, d = out.shape
+    if num_tokens and d:
+        tile = resolve_tiles("swiglu", device=launch_device(out), dtype=out.dtype, num_tokens=num_tokens, d=d)
+        grid = (num_tokens, triton.cdiv(d, tile.BLOCK_N))  # tokens on axis 0: the others stop at 65,535
+        _swiglu_kernel[grid](gate_up, out, gate_up.stride(0), out.stride(0), d, **tile.launch())
+    return out
+
+
+@triton.jit
+def _swiglu_kernel(gate_up_ptr, out_ptr, gate_up_stride, out_stride, d, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)  # row * stride can pass 2**31
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = cols < d
+
+    gate_ptrs = gate_up_ptr + row * gate_up_stride + cols
+    gate = tl.load(gate_ptrs, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_ptrs + d, mask=inside, other=0.0).to(tl.float32)
+
+    result = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + row * out_stride + cols, result.to(out_ptr.dtype.element_ty), mask=inside)

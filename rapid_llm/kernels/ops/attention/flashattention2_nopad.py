@@ -1,0 +1,218 @@
+"""Causal attention of packed ragged prompts over keys read through the page table. Compute-bound.
+
+One program per (query tile, sequence and head). Fresh, resumed and shared prompts are one code path: the keys of a sequence are
+its table row's pages, its queries are the last of its positions. Keys that every query of the tile sees are walked without a
+mask; only the diagonal and the last keys are masked. Scores, maxima and sums stay in fp32.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.attention.inputs import check_attention, refusal
+from rapid_llm.kernels.ops.tile_policy import resolve_tiles
+
+_MAX_GRID = 65_535  # of axes 1 and 2
+
+
+def flashattention2_nopad(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+    max_seqlen_q: int,
+) -> torch.Tensor:
+    """Write causal attention of packed ragged prompts, or chunks of them, into ``out`` and return it. Copies nothing.
+
+    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; those before are its
+    cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
+    What the index tensors hold is not looked at on the host.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim <= 256], fp32 | bf16 | fp16; inner stride 1, the others free.
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], same dtype, num_kv_heads divides num_heads; inner stride 1.
+        page_table: [num_table_rows, num_columns], int32; inner stride 1. Columns past a sequence's end may hold anything.
+        table_rows: [num_seqs], int32; stride 1.
+        cu_seqlens_q: [num_seqs + 1], int32, 0 first and never falling; rows of q past its last entry are padding.
+        seq_lens: [num_seqs], int32, keys of each sequence, its query tokens included; stride 1.
+        out: like q; apart from it. Padding rows keep what they hold.
+        page_size: rows of a page, a power of two up to 256.
+        sm_scale: factor on q . k, above 0.
+        max_seqlen_q: at least the longest run of query tokens; rows of a longer one are left as they are.
+    Raises: KernelInputError on any other shape, dtype, stride, device, page size or scale; nothing is launched then.
+    Twin: kernels/reference/attention.py::flashattention2_nopad. Origin: this repo; the algorithm is FlashAttention-2
+        (Dao 2023, arXiv:2307.08691).
+    """
+    check_attention(
+        "flashattention2_nopad", q, k_pool, v_pool, page_table, table_rows, seq_lens,
+        out=out, page_size=page_size, sm_scale=sm_scale,
+    )  # fmt: skip
+    num_seqs, num_heads, num_kv_heads, head_dim = table_rows.shape[0], q.shape[1], k_pool.shape[1], q.shape[2]
+    if (
+        cu_seqlens_q.shape != (num_seqs + 1,)
+        or cu_seqlens_q.dtype != torch.int32
+        or cu_seqlens_q.device != q.device
+        or cu_seqlens_q.stride(0) != 1
+        or max_seqlen_q < 0
+    ):
+        raise refusal("flashattention2_nopad", q=q, cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens, max_seqlen_q=max_seqlen_q)
+    num_pairs = num_seqs * num_heads
+    if not num_pairs or not q.shape[0] or not max_seqlen_q:
+        return out
+    tile = resolve_tiles(
+        "flashattention2_nopad", device=launch_device(q), dtype=q.dtype,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, page_size=page_size, q_len=max_seqlen_q,
+    ).launch()  # fmt: skip
+    # Pairs of sequence and head beyond the limit of axis 1 go on axis 2.
+    grid = (triton.cdiv(max_seqlen_q, tile["BLOCK_M"]), min(num_pairs, _MAX_GRID), triton.cdiv(num_pairs, _MAX_GRID))
+    _flashattention2_nopad_kernel[grid](
+        q, k_pool, v_pool, out, page_table, table_rows, cu_seqlens_q, seq_lens,
+        q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
+        out.stride(0), out.stride(1), page_table.stride(0),
+        num_seqs, sm_scale * math.log2(math.e),
+        NUM_HEADS=num_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim,
+        PADDED_DIM=max(triton.next_power_of_2(head_dim), 16), PAGE_SIZE=page_size, **tile,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_seqs"])
+def _flashattention2_nopad_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    page_table_ptr,
+    table_rows_ptr,
+    cu_seqlens_ptr,
+    seq_lens_ptr,
+    q_stride,
+    q_head_stride,
+    k_stride,
+    k_head_stride,
+    v_stride,
+    v_head_stride,
+    out_stride,
+    out_head_stride,
+    table_stride,
+    num_seqs,
+    scale_log2,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # Numbered anew, so that the tiles with the most keys start first, those of all heads side by side.
+    num_slots = tl.num_programs(1) * tl.num_programs(2)
+    slot = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
+    tile, pair = tl.num_programs(0) - 1 - slot // num_slots, slot % num_slots
+    sequence, head = pair // NUM_HEADS, pair % NUM_HEADS
+    if sequence >= num_seqs:
+        return
+    first_token = tl.load(cu_seqlens_ptr + sequence)
+    num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - first_token
+    first_query = tile * BLOCK_M
+    if first_query >= num_queries:
+        return
+    num_keys = tl.load(seq_lens_ptr + sequence)
+    first_position = num_keys - num_queries + first_query
+    # Keys that every query of the tile sees, in whole tiles, and keys that any of them sees.
+    whole = (first_position + 1) // BLOCK_N * BLOCK_N
+    seen = tl.minimum(first_position + BLOCK_M, num_keys)
+
+    queries = first_query + tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, PADDED_DIM)
+    tokens = (first_token + queries).to(tl.int64)
+    inside = (queries < num_queries)[:, None] & (dims < HEAD_DIM)[None, :]  # [M, D]
+    q = tl.load(q_ptr + tokens[:, None] * q_stride + head.to(tl.int64) * q_head_stride + dims[None, :], mask=inside, other=0.0)
+
+    table_ptr = page_table_ptr + tl.load(table_rows_ptr + sequence).to(tl.int64) * table_stride
+    kv_head = (head // GROUP).to(tl.int64)  # a head-major view has its heads a whole pool apart
+    k_ptr += kv_head * k_head_stride
+    v_ptr += kv_head * v_head_stride
+    positions = first_position + tl.arange(0, BLOCK_M)
+    acc = tl.zeros((BLOCK_M, PADDED_DIM), tl.float32)
+    # Position 0 is in the first tile of keys and every query sees it, so a maximum is finite from there on.
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    acc, row_max, row_sum = _attend(
+        acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, positions, k_stride, v_stride, 0, whole, scale_log2,
+        HEAD_DIM, PADDED_DIM, PAGE_SIZE, BLOCK_N, False,
+    )  # fmt: skip
+    acc, row_max, row_sum = _attend(
+        acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, positions, k_stride, v_stride, whole, seen, scale_log2,
+        HEAD_DIM, PADDED_DIM, PAGE_SIZE, BLOCK_N, True,
+    )  # fmt: skip
+
+    out_ptrs = out_ptr + tokens[:, None] * out_stride + head.to(tl.int64) * out_head_stride + dims[None, :]
+    tl.store(out_ptrs, (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _attend(
+    acc,
+    row_max,
+    row_sum,
+    q,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    positions,
+    k_stride,
+    v_stride,
+    begin,
+    end,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Online softmax of q [M, D] over the keys begin .. end; unless MASKED they are whole tiles that every query sees."""
+    dims = tl.arange(0, PADDED_DIM)
+    keys = begin + tl.arange(0, BLOCK_N)
+    pages = tl.load(table_ptr + keys // PAGE_SIZE, mask=keys < end, other=0)
+    for _ in range(begin, end, BLOCK_N):
+        # int64 first: rows * stride can pass 2**31. No %: from it Triton 3.6 infers that all rows are multiples of the page size.
+        rows = pages.to(tl.int64) * PAGE_SIZE + (keys & (PAGE_SIZE - 1))
+        ahead = keys + BLOCK_N
+        pages = tl.load(table_ptr + ahead // PAGE_SIZE, mask=ahead < end, other=0)  # one tile ahead of its keys
+        k_ptrs = k_ptr + rows[:, None] * k_stride + dims[None, :]  # [N, D]
+        v_ptrs = v_ptr + rows[:, None] * v_stride + dims[None, :]
+        # A row that no key lies in may hold NaN, and 0 * NaN is NaN: masked rows are read as 0.
+        if MASKED:
+            present = (keys < end)[:, None] & (dims < HEAD_DIM)[None, :]
+            k = tl.load(k_ptrs, mask=present, other=0.0)
+            v = tl.load(v_ptrs, mask=present, other=0.0)
+        elif HEAD_DIM < PADDED_DIM:
+            k = tl.load(k_ptrs, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+            v = tl.load(v_ptrs, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+        else:
+            k = tl.load(k_ptrs)
+            v = tl.load(v_ptrs)
+
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
+        if MASKED:
+            scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        row_max = new_max
+        keys = ahead
+    return acc, row_max, row_sum

@@ -1,0 +1,70 @@
+"""What the sampling kernels share: their checks, and how a row of logits is cut into splits, packed into keys and merged.
+
+A key is one int64 per token that ascends in the canonical order, largest score first, ties by ascending id: the score's bits
+above, the id below. No two keys of a row are equal, so a cut between keys says all about ties.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+MAX_VOCAB: int = 1 << 20
+ID_BITS = tl.constexpr(20)  # of a key
+ID_MASK = tl.constexpr((1 << 20) - 1)
+NO_KEY = tl.constexpr((1 << 63) - 1)  # behind every key: no token
+
+
+def logits_fit(logits: torch.Tensor) -> bool:
+    """Whether ``logits`` is a float matrix of 1 to MAX_VOCAB columns with inner stride 1."""
+    shaped = logits.dim() == 2 and 0 < logits.shape[1] <= MAX_VOCAB
+    return shaped and logits.dtype in _FLOATS and logits.stride(1) == 1
+
+
+def per_row(values: torch.Tensor, logits: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether ``values`` is one dense ``dtype`` per row of ``logits``, on its device."""
+    fits = values.shape == logits.shape[:1] and values.dtype == dtype
+    return fits and values.device == logits.device and values.stride(0) == 1
+
+
+@triton.jit
+def load_scores(row_ptr, cols, vocab_size):
+    """Logits of one row as fp32; -inf past the vocabulary, so that no such column ever wins."""
+    return tl.load(row_ptr + cols, mask=cols < vocab_size, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def peak_of(scores):
+    """The largest score of a split; NaN where it holds one."""
+    broken = tl.max((scores != scores).to(tl.int32), 0)  # a maximum passes over NaN
+    return tl.where(broken > 0, float("nan"), tl.max(scores, 0))
+
+
+@triton.jit
+def row_peak(peaks_ptr, num_splits, SPLITS: tl.constexpr):
+    """The largest score of a row from those of its splits, and whether the row is sound: no NaN, something above -inf."""
+    splits = tl.arange(0, SPLITS)
+    peaks = tl.load(peaks_ptr + splits, mask=splits < num_splits, other=float("-inf"))
+    peak = tl.max(peaks, 0)
+    broken = tl.max((peaks != peaks).to(tl.int32), 0)
+    return peak, (broken == 0) & (peak > float("-inf"))
+
+
+@triton.jit
+def pack(bits, ids, vocab_size):
+    """Keys of non-negative or signed int32 ``bits`` that ascend as scores fall; NO_KEY past the vocabulary."""
+    keys = (bits.to(tl.int64) << ID_BITS) | ids.to(tl.int64)
+    return tl.where(ids < vocab_size, keys, NO_KEY)
+
+
+@triton.jit
+def ids_of(keys):
+    """Token ids of keys, int32."""
+    return (keys & ID_MASK).to(tl.int32)
+
+
+@triton.jit
+def bits_of(keys):
+    """The int32 that ``pack`` was given."""
+    return (keys >> ID_BITS).to(tl.int32)

@@ -1,0 +1,112 @@
+"""Calls of native rows for compile-only runs: those of the verify cases, and plain ones of any size that nothing computes on."""
+
+import functools
+import inspect
+import math
+import re
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from rapid_llm.kernels.dispatcher.catalog import catalog
+from rapid_llm.kernels.dispatcher.dispatch import load_target
+from rapid_llm.kernels.testing.compile_only import compile_only
+from rapid_llm.kernels.verify.runner import case_maker
+
+NATIVE_ROWS = [row for row in catalog().all_rows() if "triton" in row.requires.packages]
+_SHARE = {"bfloat16": slice(None), "float16": slice(1, None, 3), "float32": slice(2, None, 3)}
+# Paths of a kernel that its contract's sweep is too small for: a row wider than a tile.
+BEYOND_THE_SWEEP = {"rms_norm": ({"d": 20_480},), "add_rms_norm": ({"d": 20_480},)}
+SCALARS = {"eps": 1e-6, "sm_scale": 0.125}
+
+each_native_row = pytest.mark.parametrize("row", NATIVE_ROWS, ids=lambda row: row.name)
+
+
+def counts_of(row):
+    """Names of the sizes of the row's op that change from step to step."""
+    contract = catalog().contract(row.op)
+    names = ("num_tokens", "num_seqs", "num_updates", *(["q_len"] if contract.phase == "prefill" else []))
+    return [name for name in names if name in contract.defaults]
+
+
+def compiled_sweep(row, device, dtype):
+    """The record of the row run over its contract's sweep, in the views and values of the verify cases.
+
+    bfloat16 is what models run in and takes the whole sweep; float16, which compiles to the same but for conversions, and
+    float32 take every third point of it, other ones each.
+    """
+    sweep = [
+        sizes
+        for sizes in catalog().contract(row.op).sweep
+        if all(sizes[name] for name in ("num_tokens", "num_seqs") if name in sizes)
+    ]
+    with compile_only(device) as record:
+        for sizes in sweep[_SHARE[dtype]]:
+            if all(limit.allows(sizes[name]) for name, limit in row.limits.items() if name in sizes):
+                load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))
+        for sizes in BEYOND_THE_SWEEP.get(row.op, ()):
+            contract = catalog().contract(row.op)
+            load_target(row)(**plain_arguments(row, contract, {**contract.defaults, **sizes}, dtype))
+    return record
+
+
+@functools.lru_cache(maxsize=64)
+def _case_arguments(op, dtype, sizes):
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{op} {dtype} {sizes}".encode()))
+    return case_maker(catalog(), op)(dict(sizes), getattr(torch, dtype), torch.device("cpu"), generator, None).arguments
+
+
+def compiled_call(row, device, dtype, **sizes):
+    """The launches of one call of the row on dense tensors of its contract's default sizes, but for those given."""
+    contract = catalog().contract(row.op)
+    with compile_only(device) as record:
+        load_target(row)(**plain_arguments(row, contract, {**contract.defaults, **sizes}, dtype))
+    return record.launches
+
+
+def plain_arguments(row, contract, sizes, dtype):
+    """Arguments of these sizes: dense tensors of zeros, which take memory only where they are touched."""
+    tensors = {arg.name: arg for arg in contract.tensors}
+    sizes = {**_implied(sizes), **sizes}
+    arguments = {}
+    for name, parameter in inspect.signature(load_target(row)).parameters.items():
+        if name in tensors:
+            shape = [_evaluate(dim, sizes) for dim in tensors[name].dims]
+            kind = tensors[name].dtype
+            arguments[name] = _zeros(shape, getattr(torch, dtype if kind == "compute" else kind))
+        elif name in sizes:
+            arguments[name] = sizes[name]
+        elif name in SCALARS:
+            arguments[name] = SCALARS[name]
+        else:
+            assert parameter.default is not inspect.Parameter.empty, (
+                f"{row.name}: no value is known for {name}; add it to SCALARS"
+            )
+    return arguments
+
+
+def _zeros(shape, dtype):
+    """Zeros whose pages take no memory until they are touched: torch's own touch them."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def _implied(sizes):
+    """Sizes that a contract's dims name and its sweep leaves to the case maker."""
+    implied = {"n": 20, "max_positions": 4096, "num_table_rows": 256, "num_columns": 64, "max_seqlen_q": sizes.get("q_len")}
+    if "kv_len" in sizes:
+        columns = -(-sizes["kv_len"] // sizes["page_size"])
+        implied |= {"num_columns": columns, "num_rows": (sizes["num_seqs"] * columns + 1) * sizes["page_size"]}
+        implied["num_tokens"] = sizes["num_seqs"] * sizes["q_len"]
+    return implied
+
+
+def _evaluate(dim, sizes):
+    """The value of a dim such as "d", "2*d", "num_seqs+1" or "1"."""
+    terms = re.split(r"([*+])", dim)
+    values = [int(term) if term.isdigit() else sizes[term] for term in terms[::2]]
+    value = values[0]
+    for sign, other in zip(terms[1::2], values[1:], strict=True):
+        value = value * other if sign == "*" else value + other
+    return value

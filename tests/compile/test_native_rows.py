@@ -1,0 +1,64 @@
+"""Every native row, compiled for each device that it claims: it fits, spills little, loads in full width, once per tile."""
+
+import pytest
+
+from rapid_llm.kernels.dispatcher.catalog import catalog
+from rapid_llm.kernels.testing.hazards import store_load_hazards
+from tests.compile.launches import compiled_call, compiled_sweep, counts_of, each_native_row
+
+MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a loop; more is a tile too large
+# Kernels that may have more than one binary per tile over the token counts, with the reason.
+VARIANTS: dict[str, int] = {}
+# Kernels that move a few numbers each, by row: their load width says nothing.
+NARROW = {("triton.update_kv_index", "_update_kv_index_kernel"), ("triton.top_logprobs", "_merge_kernel")}
+
+TOKEN_COUNTS = (1, 2, 3, 15, 16, 17, 31, 32, 48, 64)
+
+
+def _serves(row, device):
+    return not row.requires.unmet(device) and device.name in catalog().contract(row.op).devices
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@each_native_row
+def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated):
+    if dtype not in row.dtypes or not _serves(row, simulated):
+        pytest.skip(f"{row.name} does not claim {dtype} on {simulated.name}")
+
+    record = compiled_sweep(row, simulated, dtype)
+
+    assert record.launches
+    record.check(max_spilled=MAX_SPILLED)
+    for launch in record.launches:
+        assert launch.cubin, launch.kernel
+        assert simulated.native_fp8 or "e4m3" not in launch.ptx, f"{launch.kernel} names e4m3 below sm89"
+        assert store_load_hazards(launch.ttgir) == [], launch.kernel
+
+
+@pytest.mark.case("C1")
+@each_native_row
+def test_a_count_compiles_one_binary_per_tile(row, simulated):
+    for count in counts_of(row):
+        binaries = {}
+        for tokens in TOKEN_COUNTS:
+            for launch in compiled_call(row, simulated, "bfloat16", **{count: tokens}):
+                tile = {name: value for name, value in launch.constexprs.items() if name.startswith("BLOCK")}
+                key = (launch.kernel, launch.num_warps, launch.compiled.metadata.num_stages, *tile.items())
+                binaries.setdefault(key, {}).setdefault(launch.variant, (tokens, launch.specialization, launch.constexprs))
+
+        assert binaries
+        several = {key: found for key, found in binaries.items() if len(found) > VARIANTS.get(key[0], 1)}
+        assert not several, count + "\n".join(f"{key}: {list(found.values())}" for key, found in several.items())
+
+
+@pytest.mark.case("C6")
+@each_native_row
+def test_a_row_loads_128_bits_at_a_time(row, simulated):
+    for tokens in (1, 64):
+        launches = compiled_call(row, simulated, "bfloat16", **{counts_of(row)[0]: tokens})
+        assert launches
+        for launch in launches:
+            if (row.name, launch.kernel) not in NARROW:
+                assert max(launch.load_bits) == 128, f"{launch.kernel}: {launch.load_bits}"
+                assert min(launch.load_bits) > 16, f"{launch.kernel} loads single elements: {launch.load_bits}"

@@ -123,7 +123,7 @@ def flash_decoding(
             out.copy_(_attend_one_query(q, keys[None], values[None], sm_scale))
         else:
             grouped = (keys.shape[1], -1, q.shape[2])  # the query heads of a KV head ride together
-            _decode_one(q[0].view(grouped), keys, values, out[0].view(grouped), sm_scale)
+            _decode_one(q[0].view(grouped), keys.permute(1, 2, 0), values.transpose(0, 1), out[0].view(grouped), sm_scale)
         return out
     if not all(lengths):
         out.masked_fill_((seq_lens == 0)[:, None, None], 0.0)
@@ -163,7 +163,8 @@ def prepare_flash_decoding(
     if key not in shared:  # the first layer's call finds the pool rows for all
         shared[key] = _Span(page_table, table_rows, seq_lens, page_size)
         calls.append(shared[key].refresh)
-    calls.append(partial(_decode_span, q[0].view(grouped), k_pool, v_pool, shared[key], out[0].view(grouped), sm_scale))
+    keys, values = k_pool.permute(1, 2, 0), v_pool.transpose(0, 1)
+    calls.append(partial(_decode_span, q[0].view(grouped), keys, values, shared[key], out[0].view(grouped), sm_scale))
     return tuple(calls)
 
 
@@ -188,9 +189,13 @@ class _Span:
 
 
 def _decode_span(
-    heads: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, span: _Span, out: torch.Tensor, sm_scale: float
+    heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: _Span, out: torch.Tensor, sm_scale: float
 ) -> None:
-    keys, values = _take_rows(k_pool, v_pool, span.first, span.length, span.slots)
+    """As _decode_one, over the span's part of a whole pool: keys [Hkv, D, num_rows], values [Hkv, num_rows, D]."""
+    if span.slots is None:
+        keys, values = keys.narrow(2, span.first, span.length), values.narrow(1, span.first, span.length)
+    else:
+        keys, values = keys.index_select(2, span.slots), values.index_select(1, span.slots)
     _decode_one(heads, keys, values, out, sm_scale)
 
 
@@ -261,11 +266,11 @@ def _take_rows(
 
 
 def _decode_one(heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:
-    """Attention of one query in fp32, heads and out [Hkv, G, D], over keys and values [L, Hkv, D]."""
-    scores = heads.new_empty(heads.shape[0], heads.shape[1], keys.shape[0])
-    torch.baddbmm(scores, heads, keys.permute(1, 2, 0), beta=0, alpha=sm_scale, out=scores)
+    """Attention of one query in fp32, heads and out [Hkv, G, D], over keys [Hkv, D, L] and values [Hkv, L, D]."""
+    scores = heads.new_empty(heads.shape[0], heads.shape[1], keys.shape[2])
+    torch.baddbmm(scores, heads, keys, beta=0, alpha=sm_scale, out=scores)
     torch.softmax(scores, -1, out=scores)
-    torch.bmm(scores, values.transpose(0, 1), out=out)
+    torch.bmm(scores, values, out=out)
 
 
 def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -16,21 +16,12 @@ def device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def pytest_configure(config):
+def pytest_configure():
     """Where kernels run in Triton's interpreter, it computes with bf16 as a GPU does."""
-    config.addinivalue_line("markers", "gpu: needs a GPU")
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") and not torch.cuda.is_available():
         from rapid_llm.kernels.testing.number_types import install
 
         install()
-
-
-def pytest_collection_modifyitems(items):
-    """Tests that need a GPU are skipped where there is none."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from rapid_llm.errors import KernelInputError, describe
 from rapid_llm.kernels.ops.gemm import library_gemm
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+from rapid_llm.kernels.ops.gemm.inputs import check_dense_gemm
 
 
 def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -23,23 +21,7 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
     Twin: kernels/reference/gemm.py::dense_gemm. Origin: this repo.
     """
-    if (
-        not (x.dim() == weight.dim() == 2)
-        or x.shape[1] != weight.shape[1]
-        or out.shape != (x.shape[0], weight.shape[0])
-        or x.dtype not in _FLOATS
-        or not (x.dtype == weight.dtype == out.dtype)
-        or not (x.device == weight.device == out.device)
-        or x.stride(1) != 1
-        or out.stride(1) != 1
-        or (bias is not None and not _fits(bias, weight))
-    ):
-        raise KernelInputError(
-            describe("dense_gemm", x=x, weight=weight, out=out, bias=bias),
-            wanted="x [num_tokens, k], weight [n, k], out [num_tokens, n], bias [n] or None, one float dtype, "
-            "inner stride 1 of all but the weight",
-            change="pass a buffer of the weight's first size and activations of its second",
-        )
+    check_dense_gemm(x, weight, out, bias)
     if not x.shape[0]:
         return out
     if x.is_cuda:  # where sums in fp32 must be asked for
@@ -56,8 +38,3 @@ def prepare_dense_gemm(
     if bias is None:
         return (partial(torch.mm, x, weight.t(), out=out),)
     return (partial(torch.addmm, bias, x, weight.t(), out=out),)
-
-
-def _fits(bias: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether ``bias`` is one dense value per output of ``weight``."""
-    return bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and bias.device == weight.device and bias.stride(0) == 1

@@ -4,11 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid_llm.errors import KernelInputError, describe
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.activation.inputs import check_swiglu
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -20,20 +18,7 @@ def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
     Twin: kernels/reference/activation.py::swiglu. Origin: this repo.
     """
-    if (
-        out.dim() != 2
-        or gate_up.shape != (out.shape[0], 2 * out.shape[1])
-        or gate_up.dtype not in _FLOATS
-        or gate_up.dtype != out.dtype
-        or gate_up.device != out.device
-        or gate_up.stride(1) != 1
-        or out.stride(1) != 1
-    ):
-        raise KernelInputError(
-            describe("swiglu", gate_up=gate_up, out=out),
-            wanted="gate_up [num_tokens, 2 * d] and out [num_tokens, d] of one fp32, bf16 or fp16 dtype, inner stride 1",
-            change="pass the fused gate-up projection and a buffer of half its width",
-        )
+    check_swiglu(gate_up, out)
     num_tokens, d = out.shape
     if num_tokens and d:
         tile = resolve_tiles("swiglu", device=launch_device(out), dtype=out.dtype, num_tokens=num_tokens, d=d)

@@ -24,8 +24,8 @@ def check_attention(
 ) -> None:
     """Raises: KernelInputError unless the tensors fit one another and the page size and scale are ones that the kernels serve."""
     fit = (
-        _pools_fit(q, k_pool, v_pool, out)
-        and _indices_fit(page_table, table_rows, seq_lens, q)
+        pools_fit(q, k_pool, v_pool, out)
+        and indices_fit(page_table, table_rows, seq_lens, q)
         and 0 < q.shape[2] <= _MAX_HEAD_DIM
         and 0 < page_size <= _MAX_PAGE_SIZE
         and page_size & (page_size - 1) == 0
@@ -49,7 +49,7 @@ def refusal(op: str, **arguments: object) -> KernelInputError:
     )
 
 
-def _pools_fit(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out: torch.Tensor) -> bool:
+def pools_fit(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out: torch.Tensor) -> bool:
     """Whether q, pools and out agree in shape, dtype, device and inner stride."""
     return (
         q.dim() == k_pool.dim() == 3
@@ -65,7 +65,7 @@ def _pools_fit(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out:
     )
 
 
-def _indices_fit(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, q: torch.Tensor) -> bool:
+def indices_fit(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, q: torch.Tensor) -> bool:
     """Whether table, row list and lengths are int32, dense inside, of one count and on q's device."""
     return (
         page_table.dim() == 2

@@ -4,11 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid_llm.errors import KernelInputError, describe
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.embeddings.inputs import check_vocab_embedding
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def vocab_embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -21,22 +19,7 @@ def vocab_embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tenso
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
     Twin: kernels/reference/embeddings.py::vocab_embedding. Origin: this repo.
     """
-    if (
-        ids.dim() != 1
-        or weight.dim() != 2
-        or out.shape != (ids.shape[0], weight.shape[1])
-        or ids.dtype != torch.int32
-        or weight.dtype not in _FLOATS
-        or weight.dtype != out.dtype
-        or not (ids.device == weight.device == out.device)
-        or ids.stride(0) != 1
-        or out.stride(1) != 1
-    ):
-        raise KernelInputError(
-            describe("vocab_embedding", ids=ids, weight=weight, out=out),
-            wanted="ids [num_tokens] int32, weight [vocab_size, hidden_size], out [num_tokens, hidden_size], one float dtype",
-            change="pass int32 ids and a buffer of the table's width and dtype",
-        )
+    check_vocab_embedding(ids, weight, out)
     num_tokens, hidden_size = out.shape
     if num_tokens and hidden_size:
         sizes = {"num_tokens": num_tokens, "vocab_size": weight.shape[0], "hidden_size": hidden_size}

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
-from rapid_llm.errors import KernelInputError, describe
+from rapid_llm.kernels.ops.activation.inputs import check_swiglu
 
 _silu: Callable[..., torch.Tensor] = torch._C._nn.silu  # torch.nn.functional.silu takes no out
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -22,20 +21,7 @@ def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
     Twin: kernels/reference/activation.py::swiglu. Origin: this repo.
     """
-    if (
-        out.dim() != 2
-        or gate_up.shape != (out.shape[0], 2 * out.shape[1])
-        or gate_up.dtype not in _FLOATS
-        or gate_up.dtype != out.dtype
-        or gate_up.device != out.device
-        or gate_up.stride(1) != 1
-        or out.stride(1) != 1
-    ):
-        raise KernelInputError(
-            describe("swiglu", gate_up=gate_up, out=out),
-            wanted="gate_up [num_tokens, 2 * d] and out [num_tokens, d] of one fp32, bf16 or fp16 dtype, inner stride 1",
-            change="pass the fused gate-up projection and a buffer of half its width",
-        )
+    check_swiglu(gate_up, out)
     if out.shape[0]:
         gate, up = gate_up.chunk(2, dim=1)
         if out.dtype == torch.float32:

@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from rapid_llm.errors import KernelInputError, describe
+from rapid_llm.kernels.ops.attention.inputs import indices_fit, pools_fit
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _GATHER_ELEMENTS = 1 << 24  # of K, and of V, that one decode batch gathers: 64 MiB each in fp32
 _MASK_ELEMENTS = 1 << 22  # of the causal mask of one query chunk
 
@@ -55,7 +55,7 @@ def flashattention2_nopad(
         "cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "out": out,
     }  # fmt: skip
     num_seqs = table_rows.shape[0]
-    if not _pools_fit(q, k_pool, v_pool, out) or not _indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
+    if not pools_fit(q, k_pool, v_pool, out) or not indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
         raise _refusal("flashattention2_nopad", **tensors, page_size=page_size)
     if cu_seqlens_q.shape != (num_seqs + 1,) or cu_seqlens_q.dtype != torch.int32 or cu_seqlens_q.device != q.device:
         raise _refusal("flashattention2_nopad", **tensors, page_size=page_size)
@@ -105,7 +105,7 @@ def flash_decoding(
     Raises: KernelInputError on any other shape, dtype, stride, device or length; nothing is written then.
     Twin: kernels/reference/attention.py::flash_decoding. Origin: this repo.
     """
-    if not _pools_fit(q, k_pool, v_pool, out) or not _indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
+    if not pools_fit(q, k_pool, v_pool, out) or not indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
         raise _refusal(
             "flash_decoding", q=q, k_pool=k_pool, v_pool=v_pool, page_table=page_table, table_rows=table_rows,
             seq_lens=seq_lens, out=out, page_size=page_size,
@@ -197,34 +197,6 @@ def _decode_span(
     else:
         keys, values = keys.index_select(2, span.slots), values.index_select(1, span.slots)
     _decode_one(heads, keys, values, out, sm_scale)
-
-
-def _pools_fit(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether q, pools and out agree in shape, dtype, device and inner stride."""
-    return (
-        q.dim() == k_pool.dim() == 3
-        and q.shape == out.shape
-        and k_pool.shape == v_pool.shape
-        and q.shape[2] == k_pool.shape[2]
-        and k_pool.shape[1] > 0
-        and q.shape[1] % k_pool.shape[1] == 0
-        and q.dtype in _FLOATS
-        and q.dtype == k_pool.dtype == v_pool.dtype == out.dtype
-        and q.device == k_pool.device == v_pool.device == out.device
-        and q.stride(2) == k_pool.stride(2) == v_pool.stride(2) == out.stride(2) == 1
-    )
-
-
-def _indices_fit(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, q: torch.Tensor) -> bool:
-    """Whether table, row list and lengths are int32, dense inside, of one count and on q's device."""
-    return (
-        page_table.dim() == 2
-        and table_rows.dim() == 1
-        and table_rows.shape == seq_lens.shape
-        and page_table.dtype == table_rows.dtype == seq_lens.dtype == torch.int32
-        and page_table.device == table_rows.device == seq_lens.device == q.device
-        and page_table.stride(1) == table_rows.stride(0) == seq_lens.stride(0) == 1
-    )
 
 
 def _refusal(op: str, **arguments: object) -> KernelInputError:

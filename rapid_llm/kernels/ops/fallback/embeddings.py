@@ -2,9 +2,7 @@
 
 import torch
 
-from rapid_llm.errors import KernelInputError, describe
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+from rapid_llm.kernels.ops.embeddings.inputs import check_vocab_embedding
 
 
 def vocab_embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -17,22 +15,7 @@ def vocab_embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tenso
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
     Twin: kernels/reference/embeddings.py::vocab_embedding. Origin: this repo.
     """
-    if (
-        ids.dim() != 1
-        or weight.dim() != 2
-        or out.shape != (ids.shape[0], weight.shape[1])
-        or ids.dtype != torch.int32
-        or weight.dtype not in _FLOATS
-        or weight.dtype != out.dtype
-        or not (ids.device == weight.device == out.device)
-        or ids.stride(0) != 1
-        or out.stride(1) != 1
-    ):
-        raise KernelInputError(
-            describe("vocab_embedding", ids=ids, weight=weight, out=out),
-            wanted="ids [num_tokens] int32, weight [vocab_size, hidden_size], out [num_tokens, hidden_size], one float dtype",
-            change="pass int32 ids and a buffer of the table's width and dtype",
-        )
+    check_vocab_embedding(ids, weight, out)
     if ids.shape[0]:
         torch.index_select(weight, 0, ids.clamp(min=0), out=out)
         out.masked_fill_((ids < 0).unsqueeze(1), 0.0)

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch.linalg import vector_norm
 
-from rapid_llm.errors import KernelInputError, describe
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+from rapid_llm.kernels.ops.norm.inputs import check_add_rms_norm, check_rms_norm
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, eps: float) -> torch.Tensor:
@@ -23,20 +21,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, eps: f
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
     Twin: kernels/reference/norm.py::rms_norm. Origin: this repo.
     """
-    if (
-        x.dim() not in (2, 3)
-        or out.shape != x.shape
-        or weight.shape != x.shape[-1:]
-        or x.dtype not in _FLOATS
-        or not (x.dtype == weight.dtype == out.dtype)
-        or not (x.device == weight.device == out.device)
-        or not (x.stride(-1) == weight.stride(0) == out.stride(-1) == 1)
-    ):
-        raise KernelInputError(
-            describe("rms_norm", x=x, weight=weight, out=out),
-            wanted="x and out [num_tokens, d] or [num_tokens, num_heads, d], weight [d], one float dtype, inner stride 1",
-            change="pass views whose last dimension is dense and a weight of that width",
-        )
+    check_rms_norm(x, weight, out)
     if x.shape[0]:
         _normalise(x, weight, out, eps)
     return out
@@ -54,20 +39,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
     Twin: kernels/reference/norm.py::add_rms_norm. Origin: this repo.
     """
-    if (
-        x.dim() != 2
-        or not (x.shape == residual.shape == out.shape)
-        or weight.shape != x.shape[1:]
-        or x.dtype not in _FLOATS
-        or not (x.dtype == residual.dtype == weight.dtype == out.dtype)
-        or not (x.device == residual.device == weight.device == out.device)
-        or not (x.stride(1) == residual.stride(1) == weight.stride(0) == out.stride(1) == 1)
-    ):
-        raise KernelInputError(
-            describe("add_rms_norm", x=x, residual=residual, weight=weight, out=out),
-            wanted="x, residual and out [num_tokens, d], weight [d], one float dtype, inner stride 1",
-            change="pass views whose last dimension is dense and a weight of that width",
-        )
+    check_add_rms_norm(x, residual, weight, out)
     if x.shape[0]:
         _normalise(residual.add_(x), weight, out, eps)
     return out

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from rapid_llm.errors import KernelInputError, describe
+from rapid_llm.kernels.ops.sampling.inputs import check_sample, check_top_logprobs
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _CHUNK_ELEMENTS = 1 << 22  # logits that are sampled at a time: the noise takes some ten int64 temporaries
 _LARGEST_TOPK = 4096  # rows with more candidates are sorted
 _NUCLEUS = 1024  # tokens looked at first where only top_p bounds a row
@@ -64,18 +63,7 @@ def sample(
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
     Twin: kernels/reference/sampling.py::sample. Origin: this repo; Gumbel-max trick and Philox as published.
     """
-    per_row = (temperature, top_k, top_p, min_p, seeds, positions, out_ids)
-    dtypes = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int32, torch.int32)
-    if not _logits_fit(logits) or any(not _per_row(t, logits, dtype) for t, dtype in zip(per_row, dtypes, strict=True)):
-        raise KernelInputError(
-            describe(
-                "sample", logits=logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds,
-                positions=positions, out_ids=out_ids,
-            ),
-            wanted="logits [num_seqs, vocab_size] of a float dtype with inner stride 1; temperature, top_p, min_p fp32, "
-            "top_k, positions, out_ids int32, seeds int64, each [num_seqs] with stride 1",
-            change="pass one value of that dtype per row of logits",
-        )  # fmt: skip
+    check_sample(logits, temperature, top_k, top_p, min_p, seeds, positions, out_ids)
     if not logits.shape[0]:
         return out_ids
 
@@ -116,21 +104,7 @@ def top_logprobs(
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
     Twin: kernels/reference/sampling.py::top_logprobs. Origin: this repo.
     """
-    if (
-        not _logits_fit(logits)
-        or not _per_row(token_ids, logits, torch.int32)
-        or not (out_ids.dim() == 2 and out_ids.shape == out_logprobs.shape and out_ids.shape[0] == logits.shape[0])
-        or not 1 <= out_ids.shape[1] <= logits.shape[1] + 1
-        or not (out_ids.dtype == torch.int32 and out_logprobs.dtype == torch.float32)
-        or not (out_ids.device == out_logprobs.device == logits.device)
-        or not (out_ids.stride(1) == out_logprobs.stride(1) == 1)
-    ):
-        raise KernelInputError(
-            describe("top_logprobs", logits=logits, token_ids=token_ids, out_ids=out_ids, out_logprobs=out_logprobs),
-            wanted="logits [num_seqs, vocab_size] of a float dtype, token_ids [num_seqs] int32, out_ids int32 and out_logprobs "
-            "fp32 of one shape [num_seqs, n + 1] with n at most vocab_size, inner stride 1",
-            change="ask for no more log-probabilities than the vocabulary has tokens",
-        )
+    check_top_logprobs(logits, token_ids, out_ids, out_logprobs)
     if not logits.shape[0]:
         return out_logprobs
 
@@ -146,17 +120,6 @@ def top_logprobs(
     known = sound & (ids >= 0)
     out_ids.copy_(torch.where(known, ids, -1))
     return out_logprobs.copy_(torch.where(known, logprobs.gather(1, ids.clamp(min=0)), float("nan")))
-
-
-def _logits_fit(logits: torch.Tensor) -> bool:
-    """Whether ``logits`` is a float matrix of at least one column with inner stride 1."""
-    return logits.dim() == 2 and logits.shape[1] > 0 and logits.dtype in _FLOATS and logits.stride(1) == 1
-
-
-def _per_row(values: torch.Tensor, logits: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether ``values`` is one dense ``dtype`` per row of ``logits``, on its device."""
-    fits = values.shape == logits.shape[:1] and values.dtype == dtype
-    return fits and values.device == logits.device and values.stride(0) == 1
 
 
 def _draw(logits: torch.Tensor, peaks: torch.Tensor, rules: _Rules) -> torch.Tensor:

@@ -7,9 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid_llm.errors import KernelInputError, describe
+from rapid_llm.kernels.ops.kvcache.inputs import check_update_kv_buffer
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _TILE_ELEMENTS = 1024  # of K, and as many of V, in flight in a warp
 
 
@@ -26,24 +25,7 @@ def update_kv_buffer(
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
     Twin: kernels/reference/kvcache.py::update_kv_buffer. Origin: this repo.
     """
-    if (
-        not (k.dim() == k_pool.dim() == 3)
-        or k.shape != v.shape
-        or k_pool.shape != v_pool.shape
-        or k.shape[1:] != k_pool.shape[1:]
-        or slot_mapping.shape != k.shape[:1]
-        or k.dtype not in _FLOATS
-        or not (k.dtype == v.dtype == k_pool.dtype == v_pool.dtype)
-        or slot_mapping.dtype != torch.int32
-        or not (k.device == v.device == slot_mapping.device == k_pool.device == v_pool.device)
-        or not (k.stride(2) == v.stride(2) == k_pool.stride(2) == v_pool.stride(2) == slot_mapping.stride(0) == 1)
-    ):
-        raise KernelInputError(
-            describe("update_kv_buffer", k=k, v=v, slot_mapping=slot_mapping, k_pool=k_pool, v_pool=v_pool),
-            wanted="k and v [num_tokens, num_kv_heads, head_dim], slot_mapping [num_tokens] int32, "
-            "pools [num_rows, num_kv_heads, head_dim], one float dtype, inner stride 1",
-            change="pass head views of the projections and the K and V halves of one layer's pool",
-        )
+    check_update_kv_buffer(k, v, slot_mapping, k_pool, v_pool)
     num_tokens, num_kv_heads, head_dim = k.shape
     if not k.numel():
         return

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid_llm.errors import KernelInputError, describe
+from rapid_llm.kernels.ops.kvcache.inputs import check_update_kv_index
 
 
 def update_kv_index(page_table: torch.Tensor, table_rows: torch.Tensor, columns: torch.Tensor, pages: torch.Tensor) -> None:
@@ -16,19 +16,7 @@ def update_kv_index(page_table: torch.Tensor, table_rows: torch.Tensor, columns:
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
     Twin: kernels/reference/kvcache.py::update_kv_index. Origin: this repo.
     """
-    if (
-        page_table.dim() != 2
-        or table_rows.dim() != 1
-        or not (table_rows.shape == columns.shape == pages.shape)
-        or not (page_table.dtype == table_rows.dtype == columns.dtype == pages.dtype == torch.int32)
-        or not (page_table.device == table_rows.device == columns.device == pages.device)
-        or not (page_table.stride(1) == table_rows.stride(0) == columns.stride(0) == pages.stride(0) == 1)
-    ):
-        raise KernelInputError(
-            describe("update_kv_index", page_table=page_table, table_rows=table_rows, columns=columns, pages=pages),
-            wanted="page_table [num_table_rows, num_columns] and three [num_updates] lists, all int32, inner stride 1",
-            change="pass int32 lists of one length",
-        )
+    check_update_kv_index(page_table, table_rows, columns, pages)
     if pages.shape[0]:
         _update_kv_index_kernel[(pages.shape[0],)](
             page_table,

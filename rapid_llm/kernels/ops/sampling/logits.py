@@ -1,31 +1,16 @@
-"""What the sampling kernels share: their checks, and how a row of logits is cut into splits, packed into keys and merged.
+"""What the sampling kernels share: how a row of logits is cut into splits, packed into keys and merged.
 
 A key is one int64 per token that ascends in the canonical order, largest score first, ties by ascending id: the score's bits
 above, the id below. No two keys of a row are equal, so a cut between keys says all about ties.
 """
 
-import torch
 import triton
 import triton.language as tl
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 MAX_VOCAB: int = 1 << 20
 ID_BITS = tl.constexpr(20)  # of a key
 ID_MASK = tl.constexpr((1 << 20) - 1)
 NO_KEY = tl.constexpr((1 << 63) - 1)  # behind every key: no token
-
-
-def logits_fit(logits: torch.Tensor) -> bool:
-    """Whether ``logits`` is a float matrix of 1 to MAX_VOCAB columns with inner stride 1."""
-    shaped = logits.dim() == 2 and 0 < logits.shape[1] <= MAX_VOCAB
-    return shaped and logits.dtype in _FLOATS and logits.stride(1) == 1
-
-
-def per_row(values: torch.Tensor, logits: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether ``values`` is one dense ``dtype`` per row of ``logits``, on its device."""
-    fits = values.shape == logits.shape[:1] and values.dtype == dtype
-    return fits and values.device == logits.device and values.stride(0) == 1
 
 
 @triton.jit

@@ -16,18 +16,16 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid_llm.errors import KernelInputError, describe
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.sampling.inputs import check_sample
 from rapid_llm.kernels.ops.sampling.logits import (
     MAX_VOCAB,
     NO_KEY,
     bits_of,
     ids_of,
     load_scores,
-    logits_fit,
     pack,
     peak_of,
-    per_row,
     row_peak,
 )
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
@@ -66,18 +64,7 @@ def sample(
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
     Twin: kernels/reference/sampling.py::sample. Origin: this repo; Gumbel-max trick and Philox as published.
     """
-    row_values = (temperature, top_k, top_p, min_p, seeds, positions, out_ids)
-    dtypes = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int32, torch.int32)
-    if not logits_fit(logits) or any(not per_row(t, logits, dtype) for t, dtype in zip(row_values, dtypes, strict=True)):
-        raise KernelInputError(
-            describe(
-                "sample", logits=logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds,
-                positions=positions, out_ids=out_ids,
-            ),
-            wanted=f"logits [num_seqs, vocab_size <= {MAX_VOCAB:,}] of a float dtype with inner stride 1; temperature, top_p, "
-            "min_p fp32, top_k, positions, out_ids int32, seeds int64, each [num_seqs] with stride 1",
-            change="pass one value of that dtype per row of logits",
-        )  # fmt: skip
+    check_sample(logits, temperature, top_k, top_p, min_p, seeds, positions, out_ids, max_vocab=MAX_VOCAB)
     num_seqs, vocab_size = logits.shape
     if not num_seqs:
         return out_ids

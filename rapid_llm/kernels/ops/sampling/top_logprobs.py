@@ -8,18 +8,16 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid_llm.errors import KernelInputError, describe
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.sampling.inputs import check_top_logprobs
 from rapid_llm.kernels.ops.sampling.logits import (
     MAX_VOCAB,
     NO_KEY,
     bits_of,
     ids_of,
     load_scores,
-    logits_fit,
     pack,
     peak_of,
-    per_row,
     row_peak,
 )
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
@@ -43,21 +41,7 @@ def top_logprobs(
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
     Twin: kernels/reference/sampling.py::top_logprobs. Origin: this repo.
     """
-    if (
-        not logits_fit(logits)
-        or not per_row(token_ids, logits, torch.int32)
-        or not (out_ids.dim() == 2 and out_ids.shape == out_logprobs.shape and out_ids.shape[0] == logits.shape[0])
-        or not 1 <= out_ids.shape[1] <= logits.shape[1] + 1
-        or not (out_ids.dtype == torch.int32 and out_logprobs.dtype == torch.float32)
-        or not (out_ids.device == out_logprobs.device == logits.device)
-        or not (out_ids.stride(1) == out_logprobs.stride(1) == 1)
-    ):
-        raise KernelInputError(
-            describe("top_logprobs", logits=logits, token_ids=token_ids, out_ids=out_ids, out_logprobs=out_logprobs),
-            wanted=f"logits [num_seqs, vocab_size <= {MAX_VOCAB:,}] of a float dtype, token_ids [num_seqs] int32, out_ids int32 "
-            "and out_logprobs fp32 of one shape [num_seqs, n + 1] with n at most vocab_size, inner stride 1",
-            change="ask for no more log-probabilities than the vocabulary has tokens",
-        )
+    check_top_logprobs(logits, token_ids, out_ids, out_logprobs, max_vocab=MAX_VOCAB)
     num_seqs, vocab_size = logits.shape
     if not num_seqs:
         return out_logprobs

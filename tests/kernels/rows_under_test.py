@@ -57,6 +57,11 @@ def _is_interpreted(spec):
     return "triton" in spec.requires.packages and os.environ.get("TRITON_INTERPRET") == "1" and current_device().type == "cpu"
 
 
+def to(device, tensor):
+    """A copy on ``device`` with the strides of ``tensor``; Tensor.to gives a copy that skips elements dense ones."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).copy_(tensor)
+
+
 def broken_cases(row, device):
     """What is wrong over the whole sweep of the row's contract, hard inputs included; empty when nothing is."""
     contract, maker = catalog().contract(row.spec.op), case_maker(catalog(), row.spec.op)

@@ -5,7 +5,7 @@ import torch
 
 from rapid_llm.errors import KernelInputError
 from tests import reference
-from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
+from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of, to
 
 CASES = [
     pytest.param(1, 128, id="decode-single-token"),
@@ -75,7 +75,7 @@ def test_swiglu_of_no_tokens_is_empty(swiglu, device):
     ],
 )
 def test_swiglu_refuses_what_it_would_misread(swiglu, gate_up, out, device):
-    out = out.to(device)
+    out = to(device, out)
     with pytest.raises(KernelInputError, match=r"swiglu\(gate_up \["):
-        swiglu(gate_up.to(device), out=out)
+        swiglu(to(device, gate_up), out=out)
     assert (out == 0).all()

@@ -5,7 +5,7 @@ import torch
 
 from rapid_llm.errors import KernelInputError
 from tests import reference
-from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
+from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of, to
 
 CASES = [
     pytest.param(1, 257, 64, id="decode-single-token"),
@@ -74,7 +74,7 @@ def test_vocab_embedding_of_no_tokens_is_empty(vocab_embedding, device):
     ],
 )
 def test_vocab_embedding_refuses_what_it_would_misread(vocab_embedding, ids, weight, out, device):
-    out = out.to(device)
+    out = to(device, out)
     with pytest.raises(KernelInputError, match=r"vocab_embedding\(ids \["):
-        vocab_embedding(ids.to(device), weight.to(device), out=out)
+        vocab_embedding(to(device, ids), to(device, weight), out=out)
     assert (out == 0).all()

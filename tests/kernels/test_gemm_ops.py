@@ -10,7 +10,7 @@ from rapid_llm.errors import KernelInputError
 from rapid_llm.kernels.ops.gemm import library_gemm
 from rapid_llm.kernels.ops.tile_policy import Tile
 from tests import reference
-from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
+from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of, to
 
 CASES = [
     pytest.param(1, 576, 576, id="decode-single-token"),
@@ -118,9 +118,9 @@ def test_dense_gemm_of_no_tokens_is_empty(dense_gemm, device):
     ],
 )
 def test_dense_gemm_refuses_what_it_would_misread(dense_gemm, x, weight, out, bias, device):
-    out = out.to(device)
+    out = to(device, out)
     with pytest.raises(KernelInputError, match=r"dense_gemm\(x \["):
-        dense_gemm(x.to(device), weight.to(device), out=out, bias=None if bias is None else bias.to(device))
+        dense_gemm(to(device, x), to(device, weight), out=out, bias=None if bias is None else to(device, bias))
     assert (out == 0).all()
 
 

@@ -6,7 +6,7 @@ import torch
 from rapid_llm.errors import KernelInputError
 from tests import reference
 from tests.kernels.kv_pools import int32, rows_with_content, zero_pool
-from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
+from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of, to
 
 INT32_MAX = (1 << 31) - 1
 
@@ -147,9 +147,9 @@ def test_no_tokens_change_nothing(update_kv_buffer, device):
     ],
 )
 def test_update_kv_buffer_refuses_what_it_would_misread(update_kv_buffer, k, slots, pool, device):
-    k, k_pool, v_pool = k.to(device), pool.to(device), pool.to(device).clone()
+    k, k_pool, v_pool = to(device, k), to(device, pool), to(device, pool)
     with pytest.raises(KernelInputError, match=r"update_kv_buffer\(k \["):
-        update_kv_buffer(k, k, slots.to(device), k_pool=k_pool, v_pool=v_pool)
+        update_kv_buffer(k, k, to(device, slots), k_pool=k_pool, v_pool=v_pool)
     assert (k_pool == 0).all()
     assert (v_pool == 0).all()
 
@@ -201,7 +201,7 @@ def test_no_entries_change_nothing(update_kv_index, device):
     ],
 )
 def test_update_kv_index_refuses_what_it_would_misread(update_kv_index, table, rows, columns, device):
-    table = table.to(device)
+    table = to(device, table)
     with pytest.raises(KernelInputError, match=r"update_kv_index\(page_table \["):
-        update_kv_index(table, rows.to(device), columns.to(device), int32([7, 7], device))
+        update_kv_index(table, to(device, rows), to(device, columns), int32([7, 7], device))
     assert (table == 0).all()

@@ -5,7 +5,7 @@ import torch
 
 from rapid_llm.errors import KernelInputError
 from tests import reference
-from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
+from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of, to
 
 EPS = 1e-5
 CASES = [
@@ -127,9 +127,9 @@ def test_norms_of_no_tokens_are_empty(rms_norm, add_rms_norm, device):
     ],
 )
 def test_rms_norm_refuses_what_it_would_misread(rms_norm, x, weight, out, device):
-    out = out.to(device)
+    out = to(device, out)
     with pytest.raises(KernelInputError, match=r"rms_norm\(x \["):
-        rms_norm(x.to(device), weight.to(device), out=out, eps=EPS)
+        rms_norm(to(device, x), to(device, weight), out=out, eps=EPS)
     assert (out == 0).all()
 
 

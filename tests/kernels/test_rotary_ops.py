@@ -5,7 +5,7 @@ import torch
 
 from rapid_llm.errors import KernelInputError
 from tests import reference
-from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
+from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of, to
 
 
 def table(rotary_dim, device, max_positions=64):
@@ -100,8 +100,8 @@ def test_rope_of_no_tokens_returns(rope, device):
     ],
 )
 def test_rope_refuses_what_it_would_misread(rope, q, positions, rotary_dim, device):
-    q, k = q.to(device), torch.ones(2, 1, 64, device=device)
+    q, k = to(device, q), torch.ones(2, 1, 64, device=device)
     with pytest.raises(KernelInputError, match=r"rope\(q \["):
-        rope(q, k, positions.to(device), table(rotary_dim, device))
+        rope(q, k, to(device, positions), table(rotary_dim, device))
     assert (q == 1).all()
     assert (k == 1).all()

@@ -11,7 +11,7 @@ from rapid_llm.errors import KernelInputError
 from rapid_llm.kernels.ops.fallback import sampling as fallback
 from rapid_llm.kernels.ops.interfaces import Limit
 from tests import reference
-from tests.kernels.rows_under_test import DTYPES, Row, broken_cases, each_row_of
+from tests.kernels.rows_under_test import DTYPES, Row, broken_cases, each_row_of, to
 
 VOCABULARIES = [pytest.param(size, id=f"vocab-{size}") for size in (257, 8193, 10_000, 151_936)]
 INT64_MIN = -(1 << 63)
@@ -380,7 +380,7 @@ def test_sample_refuses_what_it_would_misread(sample, wrong, device):
     arguments = {"logits": torch.zeros(3, 10), **rules(3, "cpu"), **wrong}
     out_ids = torch.full((3,), -77, dtype=torch.int32, device=device)
     with pytest.raises(KernelInputError, match=r"sample\(logits \["):
-        sample(**{name: value.to(device) for name, value in arguments.items()}, out_ids=out_ids)
+        sample(**{name: to(device, value) for name, value in arguments.items()}, out_ids=out_ids)
     assert out_ids.tolist() == [-77] * 3
 
 
@@ -460,6 +460,6 @@ def test_top_logprobs_refuses_what_it_cannot_fill(top_logprobs, logits, columns,
     out_logprobs = torch.zeros(2, columns, device=device)
     with pytest.raises(KernelInputError, match=r"top_logprobs\(logits \["):
         top_logprobs(
-            logits.to(device), torch.zeros(2, dtype=torch.int32, device=device), out_ids=out_ids, out_logprobs=out_logprobs
+            to(device, logits), torch.zeros(2, dtype=torch.int32, device=device), out_ids=out_ids, out_logprobs=out_logprobs
         )
     assert (out_ids == -77).all()

@@ -24,6 +24,11 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
     check_dense_gemm(x, weight, out, bias)
     if not x.shape[0]:
         return out
+    if (
+        x.is_cuda and x.dtype == torch.float16
+    ):  # cuBLAS rounds partial sums to fp16, whatever it is told, unless the result is fp32
+        product = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return out.copy_(product if bias is None else product.add_(bias))
     if x.is_cuda:  # where sums in fp32 must be asked for
         return library_gemm.dense_gemm(x, weight, out=out, bias=bias)
     if bias is None:

@@ -22,7 +22,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def write(name: str, results: dict[str, Any]) -> Path:
-    """Append a line to results/<name>.jsonl. RAPID_COMMIT names the commit where there is no git history."""
+    """Append a line to results/<name>.jsonl. RAPID_COMMIT names the commit in place of git."""
     line = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", *([name_of_module()] if name_of_module() else []), *sys.argv[1:]]),
@@ -46,13 +46,15 @@ def name_of_module() -> str | None:
 
 def commit() -> str:
     """The commit measured, with a + when the tree has changes on top of it."""
+    if os.environ.get("RAPID_COMMIT"):
+        return os.environ["RAPID_COMMIT"]
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         dirty = subprocess.run(
             ["git", "status", "--porcelain", "--", "rapid_llm"], capture_output=True, text=True, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("RAPID_COMMIT", "unknown")
+        return "unknown"
     return head + ("+" if dirty else "")
 
 

@@ -11,7 +11,6 @@ from rapid_llm.config import PAGE_SIZE, EngineConfig, ResolvedConfig, resolve
 from rapid_llm.engine.engine import Engine
 from rapid_llm.errors import CheckpointError
 from rapid_llm.kernels.device import current_device
-from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import choose, fallback_summary, verified_elsewhere_summary
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.config import ModelConfig
@@ -54,7 +53,7 @@ def build_engine(
         ledger.note(f"KV pool of {resolved.max_kv_tokens:,} tokens, {pool.nbytes / 1e6:,.0f} MB when full")
     with ledger.phase("engine"):
         engine = Engine(resolved, Worker(resolved, place, network, pool, model.vocab_size))
-    for line in (verified_elsewhere_summary(place.info), fallback_summary(catalog().contracts, place.info, place.dtype_name)):
+    for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
         if line and place.info.type != "cpu":
             logger.warning(line)
     return engine

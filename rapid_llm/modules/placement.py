@@ -10,6 +10,7 @@ import torch
 
 from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.dispatcher.dispatch import choose, load_prepare, load_target
+from rapid_llm.kernels.dispatcher.ranking import Question
 
 Call = Callable[[], Any]
 
@@ -59,12 +60,14 @@ class Placement:
         device: where tensors go.
         dtype: of weights and activations.
         recorder: sees every kernel call of the layers built with this placement.
+        questions: what those layers asked of dispatch.
     """
 
     info: DeviceInfo
     device: torch.device
     dtype: torch.dtype
     recorder: Recorder = field(default_factory=Recorder, compare=False)
+    questions: list[Question] = field(default_factory=list, compare=False)
 
     @property
     def dtype_name(self) -> str:
@@ -73,6 +76,7 @@ class Placement:
 
     def kernel(self, op: str, **sizes: int) -> BoundKernel:
         """The row that serves ``op`` here, to be kept by the layer: no look-up on the step's path."""
+        self.questions.append(Question(op, self.info, self.dtype_name, sizes))
         row = choose(op, device=self.info, dtype=self.dtype_name, **sizes)
         return BoundKernel(load_target(row), load_prepare(row), self.recorder)
 

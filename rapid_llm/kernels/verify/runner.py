@@ -203,9 +203,9 @@ def _record(row: KernelSpec, result: VerifyResult) -> EvidenceRecord:
 
 
 def _commit() -> str:
-    """The commit of the source tree; what RAPID_COMMIT says of an installed package or where git is missing."""
+    """The commit of the source tree: what RAPID_COMMIT says, as for an installed package, else what git says."""
     tree = Path(__file__).parents[3]
-    if not (tree / ".git").exists():
+    if environment().commit or not (tree / ".git").exists():
         return environment().commit
     command = ["git", "-C", str(tree), "rev-parse", "HEAD"]
     try:

@@ -114,7 +114,7 @@ def test_a_ragged_step_of_decodes_and_prefills_equals_each_alone(ids, tmp_path):
 
 def test_greedy_text_equals_transformers_generate(tmp_path):
     oracle = tiny_llama()
-    llm = LLM(str(save_checkpoint(oracle, tmp_path)), max_kv_tokens=512)
+    llm = LLM(str(save_checkpoint(oracle, tmp_path)), dtype="float32", max_kv_tokens=512)
     prompts = ["hello there", "a", "ünïcode ✓", "some longer prompt that needs more than a page or two"]
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0))
     for output in outputs:

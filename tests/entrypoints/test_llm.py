@@ -61,6 +61,12 @@ def test_more_prompts_than_slots_and_a_mixed_list_of_params(llm):
         assert alone.outputs[0].token_ids == output.outputs[0].token_ids
 
 
+def collect_last_step(engine):
+    """On a GPU the step after a request's last may be under way when its answer is complete."""
+    if engine.has_work:
+        engine.step()
+
+
 def test_stream_adds_up_to_generate(llm):
     [expected] = llm.generate("tell me ✓", GREEDY)
     text = ""
@@ -76,6 +82,7 @@ def test_leaving_a_stream_frees_what_it_held(llm):
     for _ in llm.stream("hello", SamplingParams(temperature=0.0, ignore_eos=True)):
         break
     # the generator is closed as soon as nobody holds it
+    collect_last_step(engine)
     assert not engine.has_work
     assert engine.scheduler.allocator.num_free == engine.config.num_pages
     assert not llm._live
@@ -148,6 +155,7 @@ def test_stop_strings_cut_the_text_and_free_the_request(llm):
     assert output.outputs[0].text == text[:end]
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
     assert len(output.outputs[0].token_ids) < 40
+    collect_last_step(llm._engine)
     assert not llm._engine.has_work
 
 
@@ -310,7 +318,7 @@ def test_a_setting_that_cannot_be_honoured_is_refused(folder, options, words, mo
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=words):
-        LLM(str(folder), **options)
+        LLM(str(folder), **{"device": "cpu", **options})
 
 
 @pytest.mark.case("J1")

@@ -442,6 +442,25 @@ def test_head_dims_that_no_model_of_the_sweep_has_are_served(flash_decoding, fla
     assert_attended(decode(flash_decoding, keys, q[[19, 28]]), expected[[19, 28]])
 
 
+# More cached tokens than any grid axis but the first can count, whatever a kernel puts there.
+MANY_KEYS = 70_003
+
+
+@pytest.mark.case("B4")
+@each_row_of("flashattention2_nopad")
+def test_prefill_reads_seventy_thousand_cached_tokens_through_a_strided_view(flashattention2_nopad, device):
+    keys, q = PagedKeys([MANY_KEYS], 1, 16, device, page_size=256), queries(2, 1, 16, device)
+    assert not keys.k_pool.is_contiguous()
+    assert_attended(prefill(flashattention2_nopad, keys, q, [2]), prefill(reference.flashattention2_nopad, keys, q, [2]))
+
+
+@pytest.mark.case("B4")
+@each_row_of("flash_decoding")
+def test_decode_reads_seventy_thousand_cached_tokens_through_a_strided_view(flash_decoding, device):
+    keys, q = PagedKeys([MANY_KEYS], 1, 16, device, page_size=256), queries(1, 1, 16, device)
+    assert_attended(decode(flash_decoding, keys, q), decode(reference.flash_decoding, keys, q))
+
+
 @pytest.mark.case("B1")
 @each_native_row_of("flashattention2_nopad")
 @pytest.mark.parametrize("limit", [1, 4, 6, 7], ids=str)

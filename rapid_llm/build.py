@@ -41,7 +41,7 @@ def build_engine(
     with ledger.phase("model"):
         tied_head = is_head_tied(source)
         network = architecture(model.architecture).load()(
-            place, model, max_positions=config.max_model_len or model.max_position_embeddings, tied_head=tied_head
+            place, model, max_positions=config.max_model_len or model.context, tied_head=tied_head
         )
     with ledger.phase("weights"):
         ledger.note(str(load_weights(source, network.weights(), progress)))
@@ -86,7 +86,8 @@ def resolve_sizes(config: EngineConfig, model: ModelConfig, place: Placement) ->
     is_cpu = place.device.type == "cpu"
     return resolve(
         config,
-        context=model.max_position_embeddings,
+        context=model.context,
+        sliding_window=model.sliding_window,
         kv_bytes_per_token=model.num_layers * row_bytes,
         free_bytes=free_host_bytes() if is_cpu else torch.cuda.mem_get_info(place.device)[0],
         is_cpu=is_cpu,

@@ -99,7 +99,15 @@ def pages_for(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_SIZE)
 
 
-def resolve(config: EngineConfig, *, context: int, kv_bytes_per_token: int, free_bytes: int, is_cpu: bool) -> ResolvedConfig:
+def resolve(
+    config: EngineConfig,
+    *,
+    context: int,
+    kv_bytes_per_token: int,
+    free_bytes: int,
+    is_cpu: bool,
+    sliding_window: int | None = None,
+) -> ResolvedConfig:
     """Make every choice of ``config`` that needs the model and the device.
 
     Args:
@@ -108,14 +116,22 @@ def resolve(config: EngineConfig, *, context: int, kv_bytes_per_token: int, free
         kv_bytes_per_token: bytes that one token's K and V take over all layers.
         free_bytes: memory that is free on the device once weights are loaded.
         is_cpu: whether the device is the host itself, which keeps most of its memory for others.
+        sliding_window: tokens that some layer looks back at most; None where none is bounded.
 
     Raises:
-        ConfigError: a context past the model's, or no room for a single page.
+        ConfigError: a context past the model's or past a sliding window, or no room for a single page.
     """
     max_model_len = config.max_model_len or context
     if max_model_len > context:
         wanted = f"at most {context}, which the model was made for"
         raise ConfigError("max_model_len is too long", got=str(max_model_len), wanted=wanted, change="lower it")
+    if sliding_window is not None and max_model_len > sliding_window:
+        raise ConfigError(
+            f"sliding_window {sliding_window} is shorter than the context, and attention over a window is not supported",
+            got=f"max_model_len {max_model_len}",
+            wanted=f"at most {sliding_window}, where the window has no effect",
+            change=f"set max_model_len to {sliding_window}",
+        )
     if config.max_kv_tokens is not None:
         num_pages = pages_for(config.max_kv_tokens)
         if num_pages * PAGE_SIZE * kv_bytes_per_token > free_bytes:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -26,8 +26,13 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def tiny_llama(**changes) -> LlamaForCausalLM:
-    """A random two-layer llama in float32, in transformers' own class: the oracle. Weights are large enough to matter."""
+def tiny_llama(**changes) -> PreTrainedModel:
+    """``tiny_model`` of the llama family."""
+    return tiny_model("llama", **changes)
+
+
+def tiny_model(family: str, **changes) -> PreTrainedModel:
+    """A random two-layer model in float32, in transformers' own class: the oracle. Weights are large enough to matter."""
     values = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -38,14 +43,15 @@ def tiny_llama(**changes) -> LlamaForCausalLM:
         "head_dim": 16,
         "max_position_embeddings": 256,
         "tie_word_embeddings": True,
-        "rope_theta": 10_000.0,
         "bos_token_id": 256,
         "eos_token_id": END_ID,
         "initializer_range": 0.15,
     }
-    config = LlamaConfig(**{**values, **changes})
+    if family == "mistral":
+        values["sliding_window"] = None
+    config = AutoConfig.for_model(family, **{**values, **changes})
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config).float().eval()
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -53,7 +59,13 @@ def tiny_llama(**changes) -> LlamaForCausalLM:
     return model
 
 
-def save_checkpoint(model: LlamaForCausalLM, folder: Path, *, tokenizer: bool = True, max_shard_size: str = "5GB") -> Path:
+def expected_logits(oracle, ids):
+    """What the oracle says of one sequence: [len(ids), vocab_size]."""
+    with torch.no_grad():
+        return oracle(torch.tensor([ids])).logits[0]
+
+
+def save_checkpoint(model: PreTrainedModel, folder: Path, *, tokenizer: bool = True, max_shard_size: str = "5GB") -> Path:
     """Save as transformers does, with tokenizer and chat template beside it."""
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     if tokenizer:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_llm.errors import CheckpointError
-from rapid_llm.models.config import is_finite_number, read_token_ids
+from rapid_llm.models.config_keys import is_finite_number, read_token_ids
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
-"""GGUF files of the llama architecture: tensors by their Hugging Face names, dequantised, with rows in Hugging Face order."""
+"""GGUF files of the llama family: tensors by their Hugging Face names, dequantised, with rows in Hugging Face order."""
 
+import math
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from rapid_llm.checkpoint.gguf_header import GgufHeader, GgufTensor, read_gguf_h
 from rapid_llm.checkpoint.source import TensorInfo, TokenizerMetadata, TokenizerSource
 from rapid_llm.errors import CheckpointError
 from rapid_llm.models.config import ModelConfig
+from rapid_llm.models.registry import architecture
+from rapid_llm.models.rope_scaling import RopeScaling
 
 _BY_DTYPE = {kind.dtype: kind for kind in BLOCK_TYPES.values()}
-_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
 
 
 class GgufCheckpoint:
@@ -39,20 +43,38 @@ class GgufCheckpoint:
             )
         config = ModelConfig.from_gguf(header.metadata, file)
         self.tensors = _tensor_table(header, file, reader.size)
+        divisors = self.tensors.pop(name_map.ROPE_DIVISORS, None)
+        if divisors is not None:
+            config = replace(config, rope_scaling=self._divided(config, divisors))
         self.config = _settle_by_tensors(config, self.tensors)
+        self._pairs = architecture(config.architecture).gguf_pairs
         self.generation = GenerationDefaults()
         self.tokenizer_source: TokenizerSource = TokenizerMetadata(header.metadata, file)
 
     def read(self, name: str) -> NDArray[Any]:
-        """Values of a tensor, dequantised to float32; F16 tensors stay float16. See CheckpointSource."""
+        """Values of a tensor, dequantised to float32; F16 stays float16, BF16 comes as raw uint16 bits. See CheckpointSource."""
         info = self.tensors[name]
         kind = _BY_DTYPE[info.dtype]
         rows = self._files.raw(info).reshape(info.shape[0], -1)
-        rows = _unpermuted(rows, name, self.config)
+        rows = _unpermuted(rows, name, self.config) if self._pairs else rows
         if kind.dequantise is None:
             values = rows.reshape(-1).view(_NUMPY_DTYPES[info.dtype]).reshape(info.shape)
             return values if values.flags.aligned else values.copy()
         return dequantise(rows.reshape(-1, kind.block_bytes), kind).reshape(info.shape)
+
+    def _divided(self, config: ModelConfig, info: TensorInfo) -> RopeScaling:
+        """The rotary frequencies' scaling by the divisors in a tensor: llama3's, as the converter writes it."""
+        wanted = f"{config.head_dim // 2} float32 numbers above 0, and no other scaling"
+        values = self._files.raw(info).tobytes()
+        numbers = array("f", values) if info.dtype == "float32" else array("f")
+        is_sound = len(numbers) == config.head_dim // 2 and all(0 < number < math.inf for number in numbers)
+        if not is_sound or config.rope_scaling is not None:
+            got = f"{info.dtype} {list(info.shape)}"
+            if config.rope_scaling is not None:
+                got += f", and scaling {config.rope_scaling.kind!r} in the metadata"
+            problem = f"{self.path}: tensor 'rope_freqs.weight' cannot be used"
+            raise CheckpointError(problem, got=got, wanted=wanted, change="convert the file again")
+        return RopeScaling("factors", divisors=tuple(numbers))
 
     def close(self) -> None:
         """Give back file handle and window."""
@@ -62,8 +84,8 @@ class GgufCheckpoint:
 def _unpermuted(rows: NDArray[np.uint8], name: str, config: ModelConfig) -> NDArray[np.uint8]:
     """Rows of a q or k projection back in Hugging Face order; other tensors as they are.
 
-    ggml's llama rotates neighbouring pairs (2i, 2i + 1), Hugging Face's the halves (i, i + head_dim / 2), so the converter
-    interleaves the halves of each head. Whole rows move, so this works on quantised bytes.
+    ggml rotates, in what it calls llama, neighbouring pairs (2i, 2i + 1), Hugging Face the halves (i, i + head_dim / 2), so the
+    converter interleaves the halves of each head. Whole rows move, so this works on quantised bytes.
     """
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
     if heads is None or len(rows) % (2 * heads):
@@ -76,7 +98,8 @@ def _settle_by_tensors(config: ModelConfig, tensors: dict[str, TensorInfo]) -> M
     return replace(
         config,
         tie_word_embeddings="lm_head.weight" not in tensors,
-        attention_bias=any(name.endswith("_proj.bias") and ".self_attn." in name for name in tensors),
+        qkv_bias=any(name.endswith((".q_proj.bias", ".k_proj.bias", ".v_proj.bias")) for name in tensors),
+        o_bias=any(name.endswith(".o_proj.bias") for name in tensors),
         mlp_bias=any(name.endswith("_proj.bias") and ".mlp." in name for name in tensors),
     )
 
@@ -101,6 +124,9 @@ def _tensor_table(header: GgufHeader, file: Path, file_size: int) -> dict[str, T
 
 def _tensor_info(stored: GgufTensor, file: Path, data_start: int) -> TensorInfo:
     kind = _block_type(stored, file)
+    if len(stored.shape) < 2 and kind.dequantise is not None:
+        problem, wanted = f"{file}: tensor {stored.name!r} is a quantised vector", "vectors of F32, F16 or BF16"
+        raise CheckpointError(problem, got=kind.dtype, wanted=wanted, change="convert the model again")
     if stored.shape[-1] % kind.block_elements:
         problem, wanted = f"{file}: tensor {stored.name!r} has broken blocks", f"rows of a multiple of {kind.block_elements}"
         raise CheckpointError(problem, got=f"rows of {stored.shape[-1]}", wanted=wanted, change="fetch the file again")

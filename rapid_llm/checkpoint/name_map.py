@@ -5,10 +5,14 @@ from pathlib import Path
 
 from rapid_llm.errors import CheckpointError
 
+ROPE_DIVISORS = "rope_freqs.weight"
+"""A GGUF tensor that belongs to the config: what each rotary frequency is divided by (how llama3's scaling is written there)."""
+
 _GGUF_WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    ROPE_DIVISORS: ROPE_DIVISORS,
 }
 _GGUF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -16,6 +20,8 @@ _GGUF_LAYER = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -25,7 +31,7 @@ _GGUF_LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bia
 
 
 def from_gguf(name: str, file: Path) -> str:
-    """The Hugging Face name of a tensor of the GGUF llama architecture.
+    """The Hugging Face name of a tensor of a GGUF file of one of the architectures that are served.
 
     Raises:
         CheckpointError: a tensor that this architecture has no use for here; its values would be ignored, and the text wrong.
@@ -35,12 +41,7 @@ def from_gguf(name: str, file: Path) -> str:
     match = _GGUF_LAYER_NAME.fullmatch(name)
     if match and match[2] in _GGUF_LAYER:
         return f"model.layers.{match[1]}.{_GGUF_LAYER[match[2]]}.{match[3]}"
-    if name == "rope_freqs.weight":
-        problem = f"{file}: tensor {name!r} scales the rotary frequencies"
-        raise CheckpointError(
-            problem, got="rope type llama3", wanted="rope type default", change="use a model without rope scaling"
-        )
-    wanted = "tensors of the llama architecture"
+    wanted = "tensors of a decoder of the llama family"
     raise CheckpointError(f"{file}: tensor {name!r} is unknown", wanted=wanted, change="use a checkpoint of a supported model")
 
 

@@ -19,7 +19,7 @@ class TensorInfo:
     Attributes:
         name: Hugging Face name ("model.layers.0.self_attn.q_proj.weight"), whatever the file calls it.
         shape: sizes, outermost first.
-        dtype: "float32", "float16" or "bfloat16"; for a quantised GGUF tensor its ggml type, "Q4_1" or "Q8_0".
+        dtype: "float32", "float16" or "bfloat16"; for a quantised GGUF tensor its ggml type, such as "Q4_K" or "Q8_0".
         file: the file that holds it.
         nbytes: bytes it takes in the file.
         offset: byte of the file where it begins.

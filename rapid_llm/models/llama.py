@@ -1,11 +1,14 @@
-"""Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) and what shares its shape."""
+"""Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) and what shares its shape: Mistral, Qwen2, Qwen3.
+
+What they differ in, biases and norms of q and k, stands in ModelConfig.
+"""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from rapid_llm.models.config import ModelConfig
-from rapid_llm.modules.attention import Attention
+from rapid_llm.modules.attention import Attention, AttentionSizes
 from rapid_llm.modules.embedding import Embedding, Head
 from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.mlp import GatedMLP
@@ -20,16 +23,16 @@ class LlamaLayer:
 
     def __init__(self, place: Placement, config: ModelConfig, name: str, rotary: Rotary) -> None:
         self.input_norm = RMSNorm(place, f"{name}.input_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(
-            place,
-            f"{name}.self_attn",
-            rotary,
+        sizes = AttentionSizes(
             hidden_size=config.hidden_size,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            bias=config.attention_bias,
+            qkv_bias=config.qkv_bias,
+            o_bias=config.o_bias,
+            qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
         )
+        self.attention = Attention(place, f"{name}.self_attn", rotary, sizes)
         self.post_norm = RMSNorm(place, f"{name}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(place, f"{name}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
 
@@ -61,7 +64,13 @@ class LlamaForCausalLM:
     """
 
     def __init__(self, place: Placement, config: ModelConfig, *, max_positions: int, tied_head: bool) -> None:
-        rotary = Rotary(place, rotary_dim=config.head_dim, theta=config.rope_theta, max_positions=max_positions)
+        rotary = Rotary(
+            place,
+            rotary_dim=config.head_dim,
+            theta=config.rope_theta,
+            scaling=config.rope_scaling,
+            max_positions=max_positions,
+        )
         self.embedding = Embedding(place, "model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [LlamaLayer(place, config, f"model.layers.{i}", rotary) for i in range(config.num_layers)]
         self.norm = RMSNorm(place, "model.norm", config.hidden_size, config.rms_norm_eps)

@@ -1,25 +1,39 @@
-"""Which class runs which architecture. Torch-free: a class is named as a string and imported when a model is built."""
+"""Which class runs which architecture, and what a config file leaves unsaid about it. The support matrix, as data; torch-free.
 
-from dataclasses import dataclass
+A class is named as a string and imported when a model is built.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of the support matrix.
+    """One row of the support matrix. Architectures that differ in what stands here only are rows of one class.
 
     Attributes:
-        name: what ModelConfig.architecture holds.
-        hf_names: values of "architectures" in a Hugging Face config.json.
-        gguf_name: value of "general.architecture" in a GGUF file.
+        name: "model_type" of a Hugging Face config.json; what ModelConfig.architecture holds.
+        hf_names: values of "architectures" there.
+        gguf_name: value of "general.architecture" in a GGUF file; None where the converter writes another row's.
         target: "module:class".
+        qkv_bias, o_bias, mlp_bias: whether these projections have biases; None is what "attention_bias" and "mlp_bias" say.
+        qk_norm: every head of q and k goes through an RMS norm before it is rotated.
+        gguf_pairs: GGUF files hold the rows of q and k in ggml's order of neighbouring pairs.
+        defaults: what the architecture's own config class takes for keys that config.json leaves out.
     """
 
     name: str
     hf_names: tuple[str, ...]
-    gguf_name: str
+    gguf_name: str | None
     target: str
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    mlp_bias: bool | None = None
+    qk_norm: bool = False
+    gguf_pairs: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> Any:
         """Import the class."""
@@ -27,7 +41,40 @@ class Architecture:
         return getattr(import_module(module), name)
 
 
-ARCHITECTURES = (Architecture("llama", ("LlamaForCausalLM",), "llama", "rapid_llm.models.llama:LlamaForCausalLM"),)
+_DECODER = "rapid_llm.models.llama:LlamaForCausalLM"
+_QWEN_DEFAULTS = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+ARCHITECTURES = (
+    Architecture("llama", ("LlamaForCausalLM",), "llama", _DECODER, gguf_pairs=True, defaults={"max_position_embeddings": 2048}),
+    Architecture(
+        "mistral",
+        ("MistralForCausalLM",),
+        None,
+        _DECODER,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        defaults={"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
+    ),
+    Architecture(
+        "qwen2", ("Qwen2ForCausalLM",), "qwen2", _DECODER, qkv_bias=True, o_bias=False, mlp_bias=False, defaults=_QWEN_DEFAULTS
+    ),
+    Architecture(
+        "qwen3",
+        ("Qwen3ForCausalLM",),
+        "qwen3",
+        _DECODER,
+        mlp_bias=False,
+        qk_norm=True,
+        defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+    ),
+)
 
 
 def architecture(name: str) -> Architecture:

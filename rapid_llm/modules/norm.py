@@ -23,6 +23,10 @@ class RMSNorm:
         self._norm(x, self.weight, out=out, eps=self.eps)
         return out
 
+    def over(self, x: torch.Tensor) -> None:
+        """Write the norm of ``x``, [T, size] or [T, heads, size], over it."""
+        self._norm(x, self.weight, out=x, eps=self.eps)
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add ``x`` to ``residual`` in place and return the norm of the sum, written over ``x``."""
         self._add_norm(x, residual, self.weight, out=x, eps=self.eps)

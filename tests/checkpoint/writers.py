@@ -35,24 +35,26 @@ def llama_config(**changes) -> dict:
     return {key: value for key, value in values.items() if value is not ...}
 
 
-def llama_tensors(seed: int = 0, dtype=np.float32) -> dict[str, np.ndarray]:
-    """Random weights of the toy model by Hugging Face name, without a head."""
+def llama_tensors(
+    seed: int = 0, dtype=np.float32, *, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE, num_heads: int = NUM_HEADS
+) -> dict[str, np.ndarray]:
+    """Normal random weights of the toy model by Hugging Face name, without a head."""
     rng = np.random.default_rng(seed)
-    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN)}
+    shapes = {"model.embed_tokens.weight": (VOCAB, hidden)}
     for layer in range(NUM_LAYERS):
         at = f"model.layers.{layer}."
         shapes |= {
-            at + "input_layernorm.weight": (HIDDEN,),
-            at + "self_attn.q_proj.weight": (NUM_HEADS * HEAD_DIM, HIDDEN),
-            at + "self_attn.k_proj.weight": (NUM_KV_HEADS * HEAD_DIM, HIDDEN),
-            at + "self_attn.v_proj.weight": (NUM_KV_HEADS * HEAD_DIM, HIDDEN),
-            at + "self_attn.o_proj.weight": (HIDDEN, NUM_HEADS * HEAD_DIM),
-            at + "post_attention_layernorm.weight": (HIDDEN,),
-            at + "mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
-            at + "mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
-            at + "mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+            at + "input_layernorm.weight": (hidden,),
+            at + "self_attn.q_proj.weight": (num_heads * HEAD_DIM, hidden),
+            at + "self_attn.k_proj.weight": (NUM_KV_HEADS * HEAD_DIM, hidden),
+            at + "self_attn.v_proj.weight": (NUM_KV_HEADS * HEAD_DIM, hidden),
+            at + "self_attn.o_proj.weight": (hidden, num_heads * HEAD_DIM),
+            at + "post_attention_layernorm.weight": (hidden,),
+            at + "mlp.gate_proj.weight": (intermediate, hidden),
+            at + "mlp.up_proj.weight": (intermediate, hidden),
+            at + "mlp.down_proj.weight": (hidden, intermediate),
         }
-    shapes["model.norm.weight"] = (HIDDEN,)
+    shapes["model.norm.weight"] = (hidden,)
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
 
 
@@ -218,6 +220,8 @@ _GGUF_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -255,3 +259,56 @@ def llama_gguf(tensors: dict[str, np.ndarray], type_id: int = F32, quantise=None
             data = rows.astype("<f2").tobytes() if type_id == F16 else quantise(rows).tobytes()
             stored.append(GgufTensor(gguf_name(name), rows.shape, type_id, data))
     return Gguf(gguf_metadata(**metadata), stored)
+
+
+# --- K types: quantisers of their own, since the gguf package only reads these. Not for blocks of zeros ---
+
+
+def quantised_q4_k(rows: np.ndarray) -> np.ndarray:
+    """Float rows -> Q4_K blocks [n, 144]."""
+    head, integers = _from_minimum(rows, 15)
+    return np.concatenate([head, _paired(integers.reshape(-1, 4, 2, 32))], axis=1)
+
+
+def quantised_q5_k(rows: np.ndarray) -> np.ndarray:
+    """Float rows -> Q5_K blocks [n, 176]."""
+    head, integers = _from_minimum(rows, 31)
+    fifth_bits = sum((integers[:, i] >> 4) << i for i in range(8))
+    return np.concatenate([head, fifth_bits, _paired(integers.reshape(-1, 4, 2, 32) & 15)], axis=1)
+
+
+def quantised_q6_k(rows: np.ndarray) -> np.ndarray:
+    """Float rows -> Q6_K blocks [n, 210]."""
+    groups = rows.reshape(-1, 16, 16)
+    scales = np.abs(groups).max(axis=2) / 31
+    whole, parts = _in_units(scales, 127)
+    steps = whole.astype(np.float32) * parts
+    integers = (np.clip(np.rint(groups / steps[:, :, None]), -32, 31) + 32).astype(np.uint8)
+    low = _paired(integers.reshape(-1, 2, 2, 64) & 15)
+    quarters = integers.reshape(-1, 2, 4, 32) >> 4
+    high = sum(quarters[:, :, i] << 2 * i for i in range(4)).reshape(-1, 64)
+    return np.concatenate([low, high, parts, whole.view(np.uint8)], axis=1)
+
+
+def _from_minimum(rows: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Heads [n, 16] of Q4_K or Q5_K, and integers [n, 8, 32] from 0 to ``largest``: an element is integer * scale - minimum."""
+    groups = rows.reshape(-1, 8, 32)
+    minima = np.maximum(-groups.min(axis=2), 0)
+    scales = (groups.max(axis=2) + minima) / largest
+    (scale, scale_parts), (minimum, minimum_parts) = _in_units(scales, 63), _in_units(minima, 63)
+    steps, starts = scale.astype(np.float32) * scale_parts, minimum.astype(np.float32) * minimum_parts
+    integers = np.clip(np.rint((groups + starts[:, :, None]) / steps[:, :, None]), 0, largest).astype(np.uint8)
+    firsts = [parts[:, :4] | parts[:, 4:] >> 4 << 6 for parts in (scale_parts, minimum_parts)]
+    rest = scale_parts[:, 4:] & 15 | minimum_parts[:, 4:] << 4
+    return np.concatenate([scale.view(np.uint8), minimum.view(np.uint8), *firsts, rest], axis=1), integers
+
+
+def _in_units(values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positive values [n, k] as a float16 unit [n, 1] and how many of it: 1 to ``most``, rounded up so that none is cut off."""
+    unit = (values.max(axis=1, keepdims=True) / most).astype("<f2")
+    return unit, np.clip(np.ceil(values / unit.astype(np.float32)), 1, most).astype(np.uint8)
+
+
+def _paired(nibbles: np.ndarray) -> np.ndarray:
+    """Integers below 16 [n, groups, 2, width] -> bytes [n, groups * width]: the first of two in the low nibbles."""
+    return (nibbles[:, :, 0] | nibbles[:, :, 1] << 4).reshape(len(nibbles), -1)

@@ -1,4 +1,4 @@
-"""Logits of tiny random llama checkpoints equal transformers', whole prompts, chunks and steps with cache alike.
+"""Logits of tiny random checkpoints of every family equal transformers', whole prompts, chunks and steps with cache alike.
 
 Both sides compute in float32; they differ by the order of sums, so the difference grows with the logits. The largest seen over
 these cases is 4e-5 of the spread (standard deviation) of a case's logits; 1e-4 of it holds with room.
@@ -13,21 +13,55 @@ from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.step import Chunk, PageUpdate, SlotSetup, StepPlan
-from tests.tiny_model import VOCAB_SIZE, save_checkpoint, tiny_llama
+from tests.tiny_model import VOCAB_SIZE, expected_logits, save_checkpoint, tiny_model
 
 TOLERANCE = 1e-4
 
-SHAPES = [
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10_000.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 10_000.0,
+}
+EVERY_FAMILY = [
     pytest.param({}, id="tied-gqa2"),
-    pytest.param({"tie_word_embeddings": False}, id="untied"),
-    pytest.param({"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64}, id="gqa8-d64"),
-    pytest.param({"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 80}, id="mha-d80"),
+    pytest.param({"tie_word_embeddings": False, "vocab_size": 1031}, id="untied-odd-vocabulary"),
     pytest.param({"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "hidden_size": 576}, id="odd-heads-9-of-3"),
-    pytest.param({"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 96, "hidden_size": 80}, id="odd-heads-5-d96"),
-    pytest.param({"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 112, "hidden_size": 56}, id="gqa7-d112"),
-    pytest.param({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}, id="d128"),
-    pytest.param({"attention_bias": True, "mlp_bias": True}, id="biases"),
-    pytest.param({"rope_theta": 500_000.0, "vocab_size": 1031}, id="rope-theta-odd-vocabulary"),
+    pytest.param({"rope_parameters": YARN}, id="yarn"),
+    pytest.param({"rope_parameters": LLAMA3}, id="llama3"),
+]
+ONE_FAMILY = [
+    pytest.param("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64}, id="gqa8-d64"),
+    pytest.param("llama", {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 80}, id="mha-d80"),
+    pytest.param(
+        "llama", {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 96, "hidden_size": 80}, id="odd-heads-5"
+    ),
+    pytest.param(
+        "llama", {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 112, "hidden_size": 56}, id="gqa7-d112"
+    ),
+    pytest.param("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}, id="d128"),
+    pytest.param("llama", {"attention_bias": True, "mlp_bias": True}, id="biases"),
+    pytest.param("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}, id="rope-theta"),
+    pytest.param("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}, id="linear"),
+    pytest.param(
+        "llama", {"rope_parameters": YARN | {"beta_fast": 4.0, "beta_slow": 0.5, "truncate": False}}, id="yarn-no-truncate"
+    ),
+    pytest.param("llama", {"rope_parameters": YARN | {"attention_factor": 1.25}}, id="yarn-attention-factor"),
+    pytest.param("llama", {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 1.0}}, id="yarn-two-weights"),
+    pytest.param("llama", {"rope_parameters": YARN | {"original_max_position_embeddings": 4096}}, id="yarn-ramp-past-the-end"),
+    pytest.param("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, id="dynamic-within"),
+    pytest.param("mistral", {"sliding_window": 256}, id="window-as-long-as-the-context"),
+    pytest.param("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, id="window-of-no-layer"),
+    pytest.param("qwen3", {"attention_bias": True, "head_dim": 128}, id="qk-norm-and-biases"),
+]
+CASES = [
+    *(pytest.param(family, *case.values, id=f"{family}-{case.id}") for family in FAMILIES for case in EVERY_FAMILY),
+    *(pytest.param(*case.values, id=f"{case.values[0]}-{case.id}") for case in ONE_FAMILY),
 ]
 
 
@@ -61,12 +95,6 @@ def run_model(folder, steps, device="cpu"):
     return seen
 
 
-def expected_logits(oracle, ids):
-    """[len(ids), vocab_size] of one sequence."""
-    with torch.no_grad():
-        return oracle(torch.tensor([ids])).logits[0]
-
-
 def assert_close(logits, expected):
     """Equal to within TOLERANCE of their spread."""
     torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE * expected.std().item())
@@ -77,9 +105,9 @@ def ids():
     return torch.randint(0, VOCAB_SIZE, (45,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.mark.parametrize("changes", SHAPES)
-def test_prefill_chunks_and_decode_equal_transformers(changes, ids, tmp_path):
-    oracle = tiny_llama(**changes)
+@pytest.mark.parametrize(("family", "changes"), CASES)
+def test_prefill_chunks_and_decode_equal_transformers(family, changes, ids, tmp_path):
+    oracle = tiny_model(family, **changes)
     folder = save_checkpoint(oracle, tmp_path, tokenizer=False)
     expected = expected_logits(oracle, ids)
     steps = [[(0, 0, ids[:30])], [(0, 30, ids[30:37])], *([(0, i, ids[i : i + 1])] for i in range(37, 45))]
@@ -90,8 +118,9 @@ def test_prefill_chunks_and_decode_equal_transformers(changes, ids, tmp_path):
         assert_close(got[0], expected[position])
 
 
-def test_a_prompt_cut_anywhere_gives_the_same_logits(ids, tmp_path):
-    oracle = tiny_llama()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_cut_anywhere_gives_the_same_logits(family, ids, tmp_path):
+    oracle = tiny_model(family)
     folder = save_checkpoint(oracle, tmp_path, tokenizer=False)
     expected = expected_logits(oracle, ids)[-1]
     for cut in range(1, len(ids)):
@@ -99,8 +128,9 @@ def test_a_prompt_cut_anywhere_gives_the_same_logits(ids, tmp_path):
         assert_close(logits[0], expected)
 
 
-def test_a_ragged_step_of_decodes_and_prefills_equals_each_alone(ids, tmp_path):
-    oracle = tiny_llama()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_ragged_step_of_decodes_and_prefills_equals_each_alone(family, ids, tmp_path):
+    oracle = tiny_model(family)
     folder = save_checkpoint(oracle, tmp_path, tokenizer=False)
     prompts = {0: ids[:17], 3: ids[5:21], 1: ids[7:40], 2: ids[:1]}
     steps = [
@@ -112,8 +142,9 @@ def test_a_ragged_step_of_decodes_and_prefills_equals_each_alone(ids, tmp_path):
         assert_close(logits[row], expected_logits(oracle, prompts[slot])[-1])
 
 
-def test_greedy_text_equals_transformers_generate(tmp_path):
-    oracle = tiny_llama()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_equals_transformers_generate(family, tmp_path):
+    oracle = tiny_model(family)
     llm = LLM(str(save_checkpoint(oracle, tmp_path)), dtype="float32", max_kv_tokens=512)
     prompts = ["hello there", "a", "ünïcode ✓", "some longer prompt that needs more than a page or two"]
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0))

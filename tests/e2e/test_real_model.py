@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
 
 from rapid_llm import LLM, SamplingParams
+from rapid_llm.checkpoint.embedded import find_embedded_model
+from rapid_llm.checkpoint.open import open_checkpoint
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "references.json").read_text())
 PROMPTS = [*DATA["references"], *({"id": f"stable-{i}", **entry} for i, entry in enumerate(DATA["stable"]))]
@@ -55,6 +58,35 @@ def test_stable_prompts_are_exact_when_they_share_every_step(llm):
     for output, entry in zip(ask(llm, DATA["stable"]), DATA["stable"], strict=True):
         assert output.outputs[0].token_ids == entry["output_ids"]
         assert output.outputs[0].text == entry["output_text"]
+
+
+def test_a_safetensors_export_gives_the_same_ids(llm, tmp_path):
+    source = open_checkpoint(find_embedded_model())
+    config = source.config
+    safetensors.numpy.save_file({name: source.read(name) for name in source.tensors}, tmp_path / "model.safetensors")
+    llm.tokenizer._backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": llm.tokenizer.eos_token}))
+    sizes = {
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+
+    exported = LLM(str(tmp_path), device="cpu", max_kv_tokens=2048)
+
+    prompts = ["The capital of France is", "1, 2, 3, 4,", "def add(a, b):\n    "]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    of_both = [[output.outputs[0].token_ids for output in each.generate(prompts, params)] for each in (llm, exported)]
+    assert of_both[0] == of_both[1]
 
 
 def test_chat_renders_the_template_and_answers(llm):

@@ -6,7 +6,7 @@ import pytest
 
 import rapid_llm
 from rapid_llm import LLM, CheckpointError, ConfigError, RequestError, SamplingParams
-from tests.tiny_model import END_ID, VOCAB_SIZE, edit_json, save_checkpoint, tiny_llama
+from tests.tiny_model import END_ID, VOCAB_SIZE, edit_json, expected_logits, save_checkpoint, tiny_llama, tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -321,6 +321,20 @@ def test_a_setting_that_cannot_be_honoured_is_refused(folder, options, words, mo
         LLM(str(folder), **{"device": "cpu", **options})
 
 
+def test_a_window_shorter_than_the_context_is_refused_by_name(tmp_path):
+    folder = str(save_checkpoint(tiny_model("mistral", sliding_window=48), tmp_path))
+    with pytest.raises(ConfigError, match=r"sliding_window 48 is shorter than the context.*set max_model_len to 48"):
+        LLM(folder, device="cpu")
+    assert LLM(folder, device="cpu", max_model_len=48).generate("hello", GREEDY)[0].finished
+
+
+def test_dynamic_rope_ends_at_the_original_context(tmp_path):
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    folder = str(save_checkpoint(tiny_model("llama", rope_parameters=rope), tmp_path))
+    with pytest.raises(ConfigError, match=r"max_model_len is too long.*at most 256"):
+        LLM(folder, device="cpu", max_model_len=257)
+
+
 @pytest.mark.case("J1")
 @pytest.mark.parametrize(
     ("config_ties", "head", "expected"),
@@ -347,8 +361,6 @@ def test_the_file_decides_about_the_head(tmp_path, config_ties, head, expected):
         return
     llm = LLM(str(folder), max_kv_tokens=256)
     [output] = llm.generate("hello", SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
-    from tests.e2e.test_llama_matches_transformers import expected_logits
-
     ids = output.prompt_token_ids + output.outputs[0].token_ids
     rows = expected_logits(oracle, ids[:-1])[len(output.prompt_token_ids) - 1 :]
     assert rows.argmax(-1).tolist() == output.outputs[0].token_ids

@@ -1,4 +1,5 @@
 import logging
+import math
 from array import array
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from rapid_llm.errors import CheckpointError
 from rapid_llm.models.config import ModelConfig
+from rapid_llm.models.rope_scaling import RopeScaling
 from tests.checkpoint.writers import gguf_metadata, llama_config
 
 HF, GGUF = Path("config.json"), Path("model.gguf")
@@ -42,7 +44,8 @@ def test_sizes_are_read_from_config_json():
         rope_theta=5e5,
         max_position_embeddings=128,
         tie_word_embeddings=True,
-        attention_bias=True,
+        qkv_bias=True,
+        o_bias=True,
         mlp_bias=True,
         bos_token_id=1,
         eos_token_ids=(2, 3),
@@ -83,7 +86,7 @@ def test_the_rotary_base_is_found_wherever_an_export_puts_it(changes):
     assert from_hf(**changes).rope_theta == 7.0
 
 
-@pytest.mark.parametrize("kind", ["llama3", "linear", "dynamic", "yarn", "longrope", "su"])
+@pytest.mark.parametrize("kind", ["longrope", "su", "mrope", 5, ["linear"]])
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("type_key", ["rope_type", "type"])
 def test_an_unsupported_rope_type_is_refused_by_name(kind, key, type_key):
@@ -105,6 +108,180 @@ def test_rope_settings_that_are_not_understood_are_refused(scaling):
     refusal_of(from_hf, rope_theta=..., rope_parameters=scaling)
 
 
+HF_SCALINGS = [
+    pytest.param({"rope_type": "linear", "factor": 2.0}, RopeScaling("linear", 2.0, 128), 128, id="linear"),
+    pytest.param({"type": "dynamic", "factor": 4.0}, RopeScaling("dynamic", original_context=128), 128, id="dynamic"),
+    pytest.param(
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        RopeScaling("llama3", 8.0, 32, 1.0, 4.0),
+        128,
+        id="llama3",
+    ),
+    pytest.param(
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.5, "truncate": False},
+        RopeScaling("yarn", 4.0, 128, attention_factor=1.5, truncate=False),
+        512,
+        id="yarn-past-its-max-positions",
+    ),
+    pytest.param(
+        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 32, "beta_fast": 16, "mscale": None},
+        RopeScaling("yarn", 4.0, 32, beta_fast=16.0, attention_factor=0.1 * math.log(4) + 1),
+        128,
+        id="yarn-factor-from-the-positions",
+    ),
+    pytest.param(
+        {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 1.0},
+        RopeScaling("yarn", 4.0, 128, attention_factor=(0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)),
+        512,
+        id="yarn-two-weights",
+    ),
+]
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(("values", "scaling", "context"), HF_SCALINGS)
+def test_rope_scalings_are_read_with_their_defaults_settled(key, values, scaling, context):
+    config = from_hf(**{key: values})
+    assert (config.rope_scaling, config.context) == (scaling, context)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        pytest.param({"rope_type": "linear"}, "'factor' cannot be used: got no such key", id="no-factor"),
+        pytest.param({"rope_type": "linear", "factor": -1}, "'factor' cannot be used: got -1", id="negative"),
+        pytest.param(
+            {"rope_type": "linear", "factor": 2.0, "beta_fast": 2}, "keys that are not supported: got beta_fast", id="other-key"
+        ),
+        pytest.param({"rope_type": "llama3", "factor": 8.0}, "'low_freq_factor' cannot be used: got no such key", id="no-bounds"),
+        pytest.param(
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "'high_freq_factor' cannot be used: got 4.0, wanted more than low_freq_factor",
+            id="bounds-crossed",
+        ),
+        pytest.param({"rope_type": "yarn", "factor": 2.0, "beta_fast": 1, "beta_slow": 2}, "'beta_fast'", id="betas-crossed"),
+        pytest.param({"rope_type": "yarn", "factor": 2.0, "truncate": 1}, "'truncate' cannot be used: got 1", id="flag"),
+        pytest.param({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "'rope_theta'", id="base-without-logarithm"),
+        pytest.param({"rope_type": "yarn", "type": "linear", "factor": 2.0}, "rope type 'yarn'", id="two-types"),
+    ],
+)
+def test_a_rope_scaling_that_cannot_be_followed_is_refused(values, told):
+    assert told in refusal_of(from_hf, rope_theta=..., rope_scaling={"rope_theta": 1e4, **values})
+
+
+def test_two_rope_scalings_that_differ_are_refused():
+    linear, yarn = {"rope_type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 2.0}
+    message = refusal_of(from_hf, rope_scaling=linear, rope_parameters=yarn)
+    assert "the rope scaling is given twice and differs" in message
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling", "context"),
+    [
+        pytest.param({"scaling.type": "none"}, None, 128, id="none"),
+        pytest.param({"scaling.type": "linear", "scaling.factor": 1.0}, None, 128, id="factor-of-one"),
+        pytest.param({"scaling.type": "linear", "scaling.factor": 4.0}, RopeScaling("linear", 4.0, 128), 128, id="linear"),
+        pytest.param({"scale_linear": 4.0}, RopeScaling("linear", 4.0, 128), 128, id="old-linear"),
+        pytest.param(
+            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32},
+            RopeScaling("yarn", 4.0, 32, attention_factor=0.1 * math.log(4) + 1),
+            128,
+            id="yarn",
+        ),
+    ],
+)
+def test_gguf_rope_scalings_are_read(keys, scaling, context):
+    config = from_gguf(**{f"llama.rope.{key}": value for key, value in keys.items()})
+    assert (config.rope_scaling, config.context) == (scaling, context)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"scaling.type": "longrope"}, "scaling.type"),
+        ({"scaling.factor": 4.0}, "scaling.factor"),
+        ({"scaling.type": "yarn", "scaling.factor": "big"}, "scaling.factor"),
+        ({"scaling.type": "yarn", "scaling.factor": 2.0, "scaling.yarn_ext_factor": 0.5}, "scaling.yarn_ext_factor"),
+    ],
+)
+def test_a_gguf_rope_scaling_that_cannot_be_followed_is_refused_by_key(keys, key):
+    message = refusal_of(from_gguf, **{f"llama.rope.{name}": value for name, value in keys.items()})
+    assert f"model.gguf: key 'llama.rope.{key}' cannot be used" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "window"),
+    [
+        ("llama", {"sliding_window": None}, None),
+        ("llama", {"sliding_window": 64}, 64),
+        ("mistral", {"sliding_window": 64}, 64),
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {}, 4096),  # what transformers takes for an absent key
+        ("mistral", {"sliding_window": 64, "layer_types": ["full_attention", "full_attention"]}, None),
+        ("mistral", {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"]}, 64),
+        ("qwen2", {"sliding_window": 64}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, 64),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0}, 64),
+        ("qwen3", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}, None),
+    ],
+)
+def test_a_sliding_window_counts_where_some_layer_has_it(kind, changes, window):
+    assert from_hf(model_type=kind, architectures=..., **changes).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": -4},
+        {"sliding_window": "all"},
+        {"use_sliding_window": 0},
+        {"layer_types": 5},
+        {"layer_types": ["full_attention", "chunked_attention"]},
+        {"layer_types": ["sliding_attention"], "sliding_window": None},
+        {"sliding_window": 64, "max_window_layers": "few"},
+    ],
+    ids=str,
+)
+def test_a_window_that_is_not_understood_is_refused_by_key(changes):
+    assert "cannot be used" in refusal_of(from_hf, **changes)
+
+
+def test_a_gguf_window_counts_too():
+    assert from_gguf(**{"llama.attention.sliding_window": 0}).sliding_window is None
+    assert from_gguf(**{"llama.attention.sliding_window": 64}).sliding_window == 64
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "biases", "qk_norm"),
+    [
+        ("llama", {}, (False, False, False), False),
+        ("llama", {"attention_bias": True}, (True, True, False), False),
+        ("mistral", {"attention_bias": True}, (False, False, False), False),
+        ("qwen2", {}, (True, False, False), False),
+        ("qwen3", {}, (False, False, False), True),
+        ("qwen3", {"attention_bias": True, "mlp_bias": True}, (True, True, False), True),
+    ],
+)
+def test_biases_and_norms_are_those_of_the_architecture(kind, changes, biases, qk_norm):
+    config = from_hf(model_type=kind, architectures=..., **changes)
+    assert ((config.qkv_bias, config.o_bias, config.mlp_bias), config.qk_norm) == (biases, qk_norm)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kv_heads", "head_dim"), [("llama", 32, 2), ("mistral", 8, 2), ("qwen2", 32, 2), ("qwen3", 32, 128)]
+)
+def test_absent_keys_take_the_defaults_of_their_architecture(kind, kv_heads, head_dim):
+    config = from_hf(model_type=kind, architectures=..., num_key_value_heads=..., num_attention_heads=32, head_dim=...)
+    assert (config.num_kv_heads, config.head_dim) == (kv_heads, head_dim)
+
+
 def test_two_rotary_bases_that_differ_are_refused():
     message = refusal_of(from_hf, rope_theta=1e4, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     assert "the rotary base is given twice and differs" in message
@@ -116,7 +293,6 @@ def test_two_rotary_bases_that_differ_are_refused():
         ("hidden_act", "gelu", "silu"),
         ("pretraining_tp", 2, 1),
         ("quantization_config", {"quant_method": "awq"}, None),
-        ("sliding_window", 4096, None),
         ("partial_rotary_factor", 0.5, 1),
         ("attn_logit_softcapping", 50.0, None),
         ("final_logit_softcapping", 30.0, None),
@@ -125,10 +301,7 @@ def test_two_rotary_bases_that_differ_are_refused():
         ("use_qk_norm", True, False),
         ("num_local_experts", 8, 0),
         ("rope_interleaved", True, False),
-        ("layer_types", ["full_attention", "sliding_attention"], ["full_attention", "full_attention"]),
-        ("layer_types", 5, None),
         ("pretraining_tp", True, 1),
-        ("use_sliding_window", 0, False),
     ],
 )
 def test_a_key_that_changes_the_maths_is_refused_unless_it_is_neutral(key, value, neutral):
@@ -140,9 +313,7 @@ def test_a_key_that_changes_the_maths_is_refused_unless_it_is_neutral(key, value
 @pytest.mark.parametrize(
     ("key", "value", "neutral"),
     [
-        ("rope.scaling.type", "yarn", "none"),
-        ("rope.scaling.factor", 4.0, 1.0),
-        ("attention.sliding_window", 4096, 0),
+        ("rope.dimension_sections", [16, 24, 24, 0], None),
         ("expert_count", 8, 0),
         ("logit_scale", 0.5, 0.0),
         ("tensor_data_layout", "Meta AI original pth", "reference"),
@@ -166,7 +337,7 @@ def test_unknown_keys_are_logged_in_one_line_and_harmless_ones_are_not(caplog):
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        pytest.param("qwen3", ["Qwen3ForCausalLM"], id="other-model"),
+        pytest.param("gemma3", ["Gemma3ForCausalLM"], id="other-model"),
         pytest.param("llama", ["LlamaForSequenceClassification"], id="other-head"),
         pytest.param("llama", [], id="no-class"),
         pytest.param("qwen2", ["LlamaForCausalLM"], id="class-and-type-differ"),
@@ -177,7 +348,7 @@ def test_unknown_keys_are_logged_in_one_line_and_harmless_ones_are_not(caplog):
 def test_an_unknown_architecture_is_refused_with_the_known_ones(kind, names):
     message = refusal_of(from_hf, model_type=kind, architectures=names)
     assert "config.json: the architecture is not supported" in message
-    assert "wanted llama (LlamaForCausalLM)" in message
+    assert "wanted llama (LlamaForCausalLM) | mistral (MistralForCausalLM)" in message
 
 
 @pytest.mark.parametrize(("kind", "names"), [("llama", ...), (..., ["LlamaForCausalLM"])])

@@ -59,13 +59,15 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Processor and cores, or the GPU's name."""
+    """Processor and cores, and the GPU where torch sees one."""
     model = platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = names[0] if names else model
-    return f"{model}, {os.cpu_count()} cores"
+    torch = sys.modules.get("torch")
+    gpu = f", {torch.cuda.get_device_name()}" if torch is not None and torch.cuda.is_available() else ""
+    return f"{model}, {os.cpu_count()} cores{gpu}"
 
 
 def _version(package: str) -> str | None:

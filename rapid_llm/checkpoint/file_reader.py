@@ -59,6 +59,17 @@ class FileReader:
                 self._move_window(start, min(max(nbytes, ahead), self.size - start))
             return self._window[start - self._start : start - self._start + nbytes]
 
+    def fill(self, offset: int, target: NDArray[np.uint8]) -> None:
+        """Fill ``target`` with the bytes from ``offset`` on, past the window. Several threads may do so at once.
+
+        Raises:
+            CheckpointError: as ``view``.
+        """
+        if offset < 0 or offset + len(target) > self.size:
+            got, wanted = f"{self.size:,} bytes", f"{offset + len(target):,}"
+            raise CheckpointError(f"{self.path} is truncated", got=got, wanted=wanted, change="fetch the file again")
+        self._fill(target, offset)
+
     def release(self) -> None:
         """Drop the window; views of it stay valid."""
         with self._lock:
@@ -112,6 +123,10 @@ class TensorFiles:
             self._last.release()
         self._last = reader
         return reader.view(info.offset, info.nbytes)
+
+    def fill(self, path: Path, offset: int, target: NDArray[np.uint8]) -> None:
+        """Bytes of an open file from ``offset`` on, whatever the windows hold. Several threads may ask at once."""
+        self._readers[path].fill(offset, target)
 
     def close(self) -> None:
         """Close every file."""

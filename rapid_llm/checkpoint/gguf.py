@@ -47,20 +47,30 @@ class GgufCheckpoint:
         if divisors is not None:
             config = replace(config, rope_scaling=self._divided(config, divisors))
         self.config = _settle_by_tensors(config, self.tensors)
-        self._pairs = architecture(config.architecture).gguf_pairs
+        if architecture(config.architecture).gguf_pairs:
+            self.tensors = {name: replace(info, is_reordered=_is_permuted(name)) for name, info in self.tensors.items()}
         self.generation = GenerationDefaults()
         self.tokenizer_source: TokenizerSource = TokenizerMetadata(header.metadata, file)
 
     def read(self, name: str) -> NDArray[Any]:
         """Values of a tensor, dequantised to float32; F16 stays float16, BF16 comes as raw uint16 bits. See CheckpointSource."""
         info = self.tensors[name]
+        return self.decode(name, self._files.raw(info), info.shape)
+
+    def fill(self, file: Path, offset: int, buffer: NDArray[np.uint8]) -> None:
+        """Bytes of the file. See CheckpointSource."""
+        self._files.fill(file, offset, buffer)
+
+    def decode(self, name: str, raw: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Blocks as float32 in Hugging Face's order of rows. See CheckpointSource."""
+        info = self.tensors[name]
         kind = _BY_DTYPE[info.dtype]
-        rows = self._files.raw(info).reshape(info.shape[0], -1)
-        rows = _unpermuted(rows, name, self.config) if self._pairs else rows
+        rows = raw.reshape(shape[0], -1)
+        rows = _unpermuted(rows, name, self.config) if info.is_reordered else rows
         if kind.dequantise is None:
-            values = rows.reshape(-1).view(_NUMPY_DTYPES[info.dtype]).reshape(info.shape)
+            values = rows.reshape(-1).view(_NUMPY_DTYPES[info.dtype]).reshape(shape)
             return values if values.flags.aligned else values.copy()
-        return dequantise(rows.reshape(-1, kind.block_bytes), kind).reshape(info.shape)
+        return dequantise(rows.reshape(-1, kind.block_bytes), kind).reshape(shape)
 
     def _divided(self, config: ModelConfig, info: TensorInfo) -> RopeScaling:
         """The rotary frequencies' scaling by the divisors in a tensor: llama3's, as the converter writes it."""
@@ -81,14 +91,19 @@ class GgufCheckpoint:
         self._files.close()
 
 
+def _is_permuted(name: str) -> bool:
+    """Whether the converter reorders the rows of a tensor where it reorders any."""
+    return name.split(".")[-2] in ("q_proj", "k_proj")
+
+
 def _unpermuted(rows: NDArray[np.uint8], name: str, config: ModelConfig) -> NDArray[np.uint8]:
-    """Rows of a q or k projection back in Hugging Face order; other tensors as they are.
+    """Rows of a q or k projection, or its bias, back in Hugging Face order.
 
     ggml rotates, in what it calls llama, neighbouring pairs (2i, 2i + 1), Hugging Face the halves (i, i + head_dim / 2), so the
     converter interleaves the halves of each head. Whole rows move, so this works on quantised bytes.
     """
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
-    if heads is None or len(rows) % (2 * heads):
+    heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
+    if len(rows) % (2 * heads):  # not this model's: the loader will say so
         return rows
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 

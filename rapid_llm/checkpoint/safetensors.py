@@ -22,7 +22,9 @@ from rapid_llm.models.config import ModelConfig
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_DTYPES = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
+DTYPES = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
+"""Dtypes that are read, by safetensors name: their names here and bytes."""
+
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
 _HEADER_AHEAD = 64 << 10  # most headers of a shard come with the read of their length
 
@@ -45,7 +47,15 @@ class SafetensorsCheckpoint:
     def read(self, name: str) -> NDArray[Any]:
         """Values of a tensor; bfloat16 as the raw bits in uint16. See CheckpointSource."""
         info = self.tensors[name]
-        values = self._files.raw(info).view(_NUMPY_DTYPES[info.dtype]).reshape(info.shape)
+        return self.decode(name, self._files.raw(info), info.shape)
+
+    def fill(self, file: Path, offset: int, buffer: NDArray[np.uint8]) -> None:
+        """Bytes of a shard. See CheckpointSource."""
+        self._files.fill(file, offset, buffer)
+
+    def decode(self, name: str, raw: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Bytes as numbers. See CheckpointSource."""
+        values = raw.view(_NUMPY_DTYPES[self.tensors[name].dtype]).reshape(shape)
         return values if values.flags.aligned else values.copy()
 
     def close(self) -> None:
@@ -155,13 +165,13 @@ def _tensor_info(name: str, entry: Any, data_start: int, path: Path) -> TensorIn
     if not isinstance(entry, dict):
         raise refused("the entry", entry, "an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise refused("the dtype", dtype, " | ".join(_DTYPES), "convert the checkpoint to one of those")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise refused("the dtype", dtype, " | ".join(DTYPES), "convert the checkpoint to one of those")
     if not _is_sizes(shape):
         raise refused("the shape", shape, "a list of sizes")
     if not _is_sizes(offsets) or len(offsets) != 2:
         raise refused("the data_offsets", offsets, "[begin, end]")
-    torch_name, itemsize = _DTYPES[dtype]
+    torch_name, itemsize = DTYPES[dtype]
     nbytes = math.prod(shape) * itemsize
     if offsets[1] - offsets[0] != nbytes:
         raise refused("the data_offsets", offsets, f"{nbytes:,} bytes, by its shape {shape!r}"[:120])

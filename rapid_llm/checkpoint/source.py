@@ -9,6 +9,7 @@ from rapid_llm.checkpoint.generation import GenerationDefaults
 from rapid_llm.models.config import ModelConfig
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -23,6 +24,7 @@ class TensorInfo:
         file: the file that holds it.
         nbytes: bytes it takes in the file.
         offset: byte of the file where it begins.
+        is_reordered: whether its rows stand in another order in the file, so that they come right only all together.
     """
 
     name: str
@@ -31,6 +33,12 @@ class TensorInfo:
     file: Path
     nbytes: int
     offset: int
+    is_reordered: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the bytes in the file are the values as they stand."""
+        return self.dtype in ("float32", "float16", "bfloat16") and not self.is_reordered
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,16 @@ class CheckpointSource(Protocol):
         Raises:
             CheckpointError: the file was cut or replaced since it was opened.
         """
+
+    def fill(self, file: Path, offset: int, buffer: "NDArray[np.uint8]") -> None:
+        """Fill ``buffer`` with the bytes of one of the checkpoint's files from ``offset`` on. Safe to call from several threads.
+
+        Raises:
+            CheckpointError: as ``read``.
+        """
+
+    def decode(self, name: str, raw: "NDArray[np.uint8]", shape: tuple[int, ...]) -> "NDArray[Any]":
+        """Values, as ``read`` gives them, of the bytes of a tensor or of some of its rows, which make up ``shape``."""
 
     def close(self) -> None:
         """Give back the file handles and the read-ahead window. Arrays that were read stay valid."""

@@ -33,7 +33,9 @@ _KEYS: dict[str, set[str]] = {
 ROPE_TYPES = tuple(_KEYS)
 """Values of "rope_type" that are read."""
 
-_GGUF_TYPES = ("none", "linear", "yarn")
+GGUF_ROPE_TYPES = ("none", "linear", "yarn")
+"""Values of "rope.scaling.type" that are read."""
+
 # Finer settings of yarn that no known converter writes with another value.
 _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
@@ -179,8 +181,8 @@ def rope_from_gguf(keys: Keys, below: str, context_length: int) -> tuple[float, 
     key = below + "rope.scaling.type"
     legacy = keys.raw.get(below + "rope.scale_linear")
     kind = keys.raw.get(key, "none" if legacy in (None, 0.0, 1.0) else "linear")
-    if kind not in _GGUF_TYPES:
-        raise keys.refused(key, " | ".join(_GGUF_TYPES))
+    if kind not in GGUF_ROPE_TYPES:
+        raise keys.refused(key, " | ".join(GGUF_ROPE_TYPES))
     factor_key = below + ("rope.scaling.factor" if legacy in (None, 0.0) else "rope.scale_linear")
     if kind == "none" or keys.raw.get(factor_key) in (None, 0.0, 1.0):
         if keys.raw.get(factor_key) not in (None, 0.0, 1.0):

@@ -4,12 +4,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.errors import CheckpointError
 from rapid_llm.modules.weights import WeightSlot
+from rapid_llm.runtime.staging import place_pieces, plan_pieces
 
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 """Buffers that old checkpoints hold and that are computed here."""
@@ -59,7 +57,7 @@ def match_tensors(source: CheckpointSource, slots: Iterable[WeightSlot]) -> dict
 def load_weights(
     source: CheckpointSource, slots: Iterable[WeightSlot], progress: Callable[[int, int, float], None] | None = None
 ) -> LoadReport:
-    """Read every tensor once, in file order, into its place.
+    """Read every tensor once into its place, several pieces at a time.
 
     Args:
         source: the open checkpoint.
@@ -72,19 +70,12 @@ def load_weights(
     start = time.perf_counter()
     matched = match_tensors(source, slots)
     total, done = sum(source.tensors[name].nbytes for name in matched), 0
-    for name, slot in matched.items():
-        info = source.tensors[name]
-        slot.target.copy_(as_tensor(source.read(name), info.dtype))
-        done += info.nbytes
+    pieces = plan_pieces(source.tensors[name] for name in matched)
+    for piece in place_pieces(source, pieces, {name: slot.target for name, slot in matched.items()}):
+        done += sum(part.nbytes for part in piece.parts)
         if progress is not None:
             progress(done, total, time.perf_counter() - start)
     return LoadReport(len(matched), total, time.perf_counter() - start)
-
-
-def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    """A tensor over the array's memory; bfloat16 travels as raw uint16 bits."""
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if dtype in ("bfloat16", "BF16") else tensor
 
 
 def _listing(names: list[str]) -> str:

@@ -20,7 +20,8 @@ class EngineConfig:
     """What a user asks of an engine; None means "choose for me".
 
     Attributes:
-        model: a folder in Hugging Face layout or a .gguf file; None is the embedded SmolLM2-135M-Instruct.
+        model: a folder in Hugging Face layout, a .gguf file, or a model of the Hugging Face hub by name, "org/name" or
+            "org/name:file.gguf", from its cache or by download; None is the embedded SmolLM2-135M-Instruct.
         device: "cpu" or "cuda"; None takes a GPU where there is one.
         dtype: "float32", "bfloat16" or "float16"; None is float32 on a CPU and bfloat16 on a GPU.
         max_model_len: longest prompt plus answer, in tokens; None is the model's own context.
@@ -29,6 +30,8 @@ class EngineConfig:
         max_kv_tokens: rows of the KV pool, rounded up to pages; None sizes it from ``memory_fraction``. It may be smaller
             than the context: only a request that cannot fit is refused.
         memory_fraction: share of the free device memory that the KV pool may take when ``max_kv_tokens`` is None.
+        revision: branch, tag or full commit hash of a model that is named; None is "main".
+        offline: never download, as HF_HUB_OFFLINE=1 says too.
     """
 
     model: str | None = None
@@ -39,6 +42,8 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     max_kv_tokens: int | None = None
     memory_fraction: float | None = None
+    revision: str | None = None
+    offline: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -56,6 +61,16 @@ class EngineConfig:
             raise ConfigError(
                 "memory_fraction is out of range", got=got, wanted="0 < value <= 1", change="pass a share of memory"
             )
+        if not isinstance(self.offline, bool):
+            raise ConfigError(
+                "offline is out of range", got=repr(self.offline), wanted="True or False", change="pass one of those"
+            )
+        if self.revision is not None and not (isinstance(self.revision, str) and self.revision):
+            wanted = "a branch, a tag or a full commit hash"
+            raise ConfigError("revision cannot be used", got=repr(self.revision), wanted=wanted, change="pass one of those")
+        if self.revision is not None and self.model is None:
+            wanted = "a model of the hub, as org/name"
+            raise ConfigError("revision has no effect without a model", got=self.revision, wanted=wanted, change="name the model")
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> "EngineConfig":

@@ -1,4 +1,4 @@
-"""Every environment variable that the package reads: its type, its default, one line on what it does.
+"""Every environment variable of the package's own: its type, its default, one line on what it does.
 
 A value that cannot be read and a ``RAPID_`` name that is not in the table raise, so that a typo never runs with a default.
 """

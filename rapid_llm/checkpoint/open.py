@@ -21,10 +21,15 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
     Raises:
         CheckpointError: nothing there, of a kind that is not read (pickle never is), or broken; names file, tensor or key.
     """
-    path = Path(path).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(path).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long a name, nobody's home, a null byte
+        got = str(error)[:120]
+        raise CheckpointError("the model's path cannot be used", got=got, wanted=_WANTED, change="check the path") from error
+    if is_folder:
         return _open_folder(path)
-    if not path.is_file():
+    if not is_file:
         raise CheckpointError(f"{path} is no checkpoint", got="no such file or folder", wanted=_WANTED, change="check the path")
     return _open_file(path)
 

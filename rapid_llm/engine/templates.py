@@ -13,6 +13,7 @@ from rapid_llm.errors import RequestError
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _SHOWN = 80
 
@@ -29,28 +30,36 @@ def render(
     """The prompt of a conversation.
 
     Args:
-        messages: at least one {"role": str, "content": str}; further keys go to the template as they are.
+        messages: at least one {"role": str, "content": str}; further keys go to the template as they are, those that are null
+            do not: templates ask whether a key is there.
         template: Jinja source, None when the model has none.
         bos_token, eos_token: texts that the template may write.
         add_generation_prompt: end with the opening of the assistant's turn.
-        tools: JSON schemas of functions, for templates that know them.
+        tools: functions that the model may call: {"type": "function", "function": {"name": str, ...}}, at least one.
 
     Raises:
-        RequestError: no template, messages of another form, or a template that cannot be used on them.
+        RequestError: no template, messages or tools of another form, tools for a template that does not know them, or a template
+            that cannot be used on the messages.
     """
     check_messages(messages)
+    check_tools(tools)
     if not template:
         change = "use generate, which continues a text as it stands, or another model"
         raise RequestError("the model has no chat template", wanted="a model made for chat", change=change)
+    plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
     tokens = {"bos_token": bos_token, "eos_token": eos_token}
     given = {name: text for name, text in tokens.items() if text is not None}
     from jinja2 import TemplateError
 
     # A template is a program over what the user sent: it may fail in any way an expression can.
-    expected = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+    expected = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
     try:
+        if tools is not None and "tools" not in _names_used(template):
+            problem, wanted = "the model's chat template does not know tools", "a template that uses the name 'tools'"
+            change = "leave the tools out, or use a model made for them"
+            raise RequestError(problem, got=f"{len(tools)} of them", wanted=wanted, change=change)
         return _compiled(template).render(
-            messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **given
+            messages=plain, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **given
         )
     except expected as error:
         problem = "the chat template cannot be used on these messages"
@@ -78,6 +87,27 @@ def check_messages(messages: Any) -> None:
             raise _refused(f"messages[{place}]['content']", content, "a string")
 
 
+def check_tools(tools: Any) -> None:
+    """Raise RequestError unless ``tools`` is None or a non-empty list of {"type": "function", "function": {"name": str, ...}}."""
+    wanted = 'a list of {"type": "function", "function": {"name": ..., ...}}'
+    if tools is None:
+        return
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+        raise _refused("tools", tools, wanted)
+    if not tools:
+        raise RequestError("tools is empty", wanted=wanted, change="send at least one tool, or leave tools out")
+    for place, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise _refused(f"tools[{place}]", tool, '{"type": "function", "function": ...}')
+        if tool.get("type") != "function":
+            raise _refused(f"tools[{place}]['type']", tool.get("type"), "'function'")
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            raise _refused(f"tools[{place}]['function']", function, '{"name": ..., ...}')
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise _refused(f"tools[{place}]['function']['name']", function.get("name"), "a string")
+
+
 def _refused(what: str, value: Any, wanted: str) -> RequestError:
     got = f"{type(value).__name__} {value!r}"[:_SHOWN]
     return RequestError(f"{what} cannot be used", got=got, wanted=wanted, change=f"correct {what}")
@@ -86,6 +116,19 @@ def _refused(what: str, value: Any, wanted: str) -> RequestError:
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> "Template":
     """A template in the sandbox; a server has one or two."""
+    return _sandbox().from_string(template)
+
+
+@lru_cache(maxsize=16)
+def _names_used(template: str) -> set[str]:
+    """Names whose values the template takes from outside."""
+    from jinja2 import meta
+
+    return meta.find_undeclared_variables(_sandbox().parse(template))
+
+
+@lru_cache(maxsize=1)
+def _sandbox() -> "ImmutableSandboxedEnvironment":
     from jinja2 import ext, nodes, parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -94,9 +137,10 @@ def _compiled(template: str) -> "Template":
 
         tags = {"generation"}  # noqa: RUF012 - the attribute that Jinja reads
 
-        def parse(self, parser: parser.Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        def parse(self, parser: parser.Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            # A scope of its own: what is set inside ends with the block.
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, ext.loopcontrols]
@@ -104,7 +148,7 @@ def _compiled(template: str) -> "Template":
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(template)
+    return environment
 
 
 def _to_json(

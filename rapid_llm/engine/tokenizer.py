@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
-from rapid_llm.checkpoint.source import CheckpointSource, TokenizerSource
+from rapid_llm.checkpoint.source import CheckpointSource, TokenizerFolder, TokenizerSource
+from rapid_llm.engine.folder_tokenizer import folder_parts
+from rapid_llm.engine.gguf_tokenizer import gguf_parts
 from rapid_llm.engine.token_bytes import TokenBytes
-from rapid_llm.engine.tokenizer_parts import TokenizerParts, parts_of
+from rapid_llm.engine.tokenizer_parts import TokenizerParts
 from rapid_llm.errors import CheckpointError, RequestError
 
 _PROBE = "a"  # any text: shows what the post-processor puts around one
@@ -39,7 +41,7 @@ class Tokenizer:
         Raises:
             CheckpointError: parts that are missing, broken, or of a kind that is not supported.
         """
-        return cls(parts_of(source))
+        return cls(folder_parts(source) if isinstance(source, TokenizerFolder) else gguf_parts(source))
 
     @classmethod
     def from_checkpoint(cls, source: CheckpointSource) -> "Tokenizer":

@@ -51,6 +51,7 @@ def examine() -> dict[str, Any]:
     if gpus and not report["triton"]:
         problems.append("a GPU without Triton: only fallback rows would serve; pip install 'rapid-llm[gpu]'")
     report["embedded model"] = _embedded_model()
+    report["hub cache"], report["huggingface_hub"] = _hub()
     report["data folder"], report["kernel evidence"] = _evidence(problems)
     report["problems"] = problems
     return report
@@ -83,6 +84,16 @@ def _embedded_model() -> str:
     except RapidError as error:
         return f"not installed ({error.change})"
     return f"{Path(path).name}, {Path(path).stat().st_size / 1e6:.0f} MB"
+
+
+def _hub() -> tuple[str, str]:
+    """The folder that models are found in by name, and whether one that is missing can be downloaded."""
+    from rapid_llm.checkpoint.hub import INSTALL_COMMAND, cache_folder, offline_switch
+
+    folder, switch = cache_folder(), offline_switch()
+    version = _version("huggingface_hub") or f"not installed ({INSTALL_COMMAND} downloads models by name)"
+    where = f"{folder}{'' if folder.is_dir() else ' (not made yet)'}"
+    return where, f"{version}{f' (no downloads: {switch} is set)' if switch else ''}"
 
 
 def _evidence(problems: list[str]) -> tuple[str, str]:

@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rapid_llm.config import DTYPES, SamplingParams
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 GENERATE_MAX_TOKENS = 256
 """A continuation has no natural end, so the command gives it one."""
 
+_CLEAR_LINE = "\r\033[K"
+_ENGINE_FLAGS = ("model", "revision", "offline", "device", "dtype", "max_model_len", "max_kv_tokens")
 _SAMPLING_FLAGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop")
 
 
@@ -42,8 +45,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_flags(parser: argparse.ArgumentParser, max_tokens_help: str) -> None:
     engine = parser.add_argument_group("engine")
     engine.add_argument(
-        "--model", help="a folder in Hugging Face layout or a .gguf file (default: the embedded SmolLM2-135M-Instruct)"
+        "--model",
+        help="a folder in Hugging Face layout, a .gguf file, or a model of the Hugging Face hub by name, org/name or "
+        "org/name:file.gguf (a part of the file's name will do, such as Q4_K_M): taken from the hub's cache on this disk, and "
+        "downloaded into it where it is not there yet; a path that exists wins over a name "
+        "(default: the embedded SmolLM2-135M-Instruct)",
     )
+    engine.add_argument("--revision", help="branch, tag or full commit hash of a model that is named (default: main)")
+    engine.add_argument("--offline", action="store_true", help="never download (HF_HUB_OFFLINE=1 says the same)")
     engine.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
     engine.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
     engine.add_argument("--max-model-len", type=int, help="longest prompt plus answer, in tokens (default: the model's context)")
@@ -169,16 +178,22 @@ def _load(options: argparse.Namespace) -> "LLM":
     ledger = StartupLedger()
     from rapid_llm.entrypoints.llm import LLM
 
-    progress = _show_progress if sys.stderr.isatty() else None
-    wishes = {name: getattr(options, name) for name in ("model", "device", "dtype", "max_model_len", "max_kv_tokens")}
-    return LLM(**wishes, ledger=ledger, progress=progress)
+    wishes = {name: getattr(options, name) for name in _ENGINE_FLAGS}
+    if not sys.stderr.isatty():
+        return LLM(**wishes, ledger=ledger)
+    loading, downloading = partial(_show_progress, "loading weights"), partial(_show_progress, "downloading")
+    try:
+        return LLM(**wishes, ledger=ledger, progress=loading, download_progress=downloading)
+    except BaseException:
+        sys.stderr.write(_CLEAR_LINE)  # what is said next is no continuation of a progress line
+        raise
 
 
-def _show_progress(done: int, total: int, seconds: float) -> None:
-    """One line that rewrites itself and vanishes when the load is complete."""
+def _show_progress(what: str, done: int, total: int, seconds: float) -> None:
+    """One line that rewrites itself and vanishes when all is done."""
     rate = done / 1e9 / max(seconds, 1e-9)
-    end = "\r\033[K" if done == total else ""
-    sys.stderr.write(f"\rloading weights {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate:.2f} GB/s{end}")
+    end = _CLEAR_LINE if done == total else ""
+    sys.stderr.write(f"\r{what} {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate:.2f} GB/s{end}")
     sys.stderr.flush()
 
 

@@ -1,20 +1,26 @@
-"""``rapid-llm kernels list | explain | verify``. List and explain need no torch; handlers return exit codes."""
+"""``rapid-llm kernels list | explain | verify | tune``. List and explain need no torch; handlers return exit codes."""
 
 import argparse
 import json
+import os
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.device import DeviceInfo, device_info, is_this_machine, known_devices, probe_device
 
 if TYPE_CHECKING:
+    from rapid_llm.kernels.measure.tuner import Measured, Tuned
+    from rapid_llm.kernels.ops.interfaces import Sizes
     from rapid_llm.kernels.verify.runner import VerifyResult
 
 _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add ``kernels`` and its three commands. Each sets ``run``: a handler from the parsed arguments to an exit code."""
+    """Add ``kernels`` and its commands. Each sets ``run``: a handler from the parsed arguments to an exit code."""
     parser = subparsers.add_parser("kernels", help="which kernel rows there are, which serves, and why")
     commands = parser.add_subparsers(dest="kernels_command", required=True, metavar="COMMAND")
     devices = f"{', '.join(known_devices())}; default: this machine's"
@@ -31,6 +37,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     explaining.add_argument("--shape", metavar="k=v,...", default="", help="sizes of the call; the contract fills in the rest")
     explaining.add_argument("--json", action="store_true", help="one object")
     explaining.set_defaults(run=run_explain)
+
+    tuning = commands.add_parser(
+        "tune",
+        help="search this card's fastest tiles and measure its rows",
+        description="Search the fastest tiles for this card at the sizes of models people serve, then measure every verified "
+        "row. Both are kept in the user's store, and every later start uses them. Nothing else should run on the card meanwhile.",
+    )
+    tuning.add_argument("--op", action="append", metavar="OP", help="only this op; may be given again")
+    tuning.add_argument("--dtype", default="bfloat16", help="compute dtype (default: bfloat16)")
+    tuning.add_argument("--only", choices=("tiles", "rows"), help="only the search, or only the measurement")
+    tuning.add_argument("--compile-shard", metavar="I/N", help=argparse.SUPPRESS)  # how the command starts itself
+    tuning.set_defaults(run=run_tune)
 
     verifying = commands.add_parser("verify", help="run the rows of this machine against the references and keep what passed")
     verifying.add_argument("--op", action="append", metavar="OP", help="only this op; may be given again")
@@ -106,6 +124,73 @@ def run_verify(arguments: argparse.Namespace) -> int:
     for result in results:
         print(_verify_text(result))
     return 1 if any(result.failures for result in results) else 0
+
+
+def run_tune(arguments: argparse.Namespace) -> int:
+    """Search and measure, a line a step with an estimate of the rest."""
+    from rapid_llm.kernels.dispatcher.catalog import catalog
+    from rapid_llm.kernels.measure.serving import serving_sizes
+
+    device = probe_device()
+    if device.type != "cuda":
+        raise ConfigError("tiles are searched on a GPU", got=device.name, wanted="a CUDA device", change="run it on that machine")
+    from rapid_llm.kernels.measure import tuner
+
+    dtype = _DTYPE_ALIASES.get(arguments.dtype, arguments.dtype)
+    if arguments.compile_shard:
+        shard, shards = map(int, arguments.compile_shard.split("/"))
+        return 0 if sum(tuner.compile_op(op, device, dtype, shard, shards) for op in tuner.tunable(arguments.op)) else 1
+    if arguments.only != "rows":
+        _compile_first(tuner.tunable(arguments.op), dtype)
+        for op in tuner.tunable(arguments.op):
+            found = []
+            for each in tuner.tune_op(op, device, dtype):
+                found.append(each)
+                print(_tuned_text(each), flush=True)
+            print(f"{len(found)} buckets of {op} in {tuner.store_tiles(device, found)}", flush=True)
+    if arguments.only != "tiles":
+        cells = [(op, sizes) for op in arguments.op or catalog().contracts for sizes in serving_sizes(op)]
+        clock = tuner.Clock(len(cells))
+        measured: list[tuner.Measured] = []
+        for op, sizes in cells:
+            results = tuner.measure_rows(op, device, dtype, sizes)
+            measured += results
+            print(f"{clock.step()}: {op} {_shape_text(sizes)}  {_times_text(results)}", flush=True)
+        tuner.store_latencies(device, measured)
+    return 0
+
+
+def _compile_first(ops: list[str], dtype: str) -> None:
+    """Compile all candidates by as many processes as there are cores: most of a search's time otherwise."""
+    start, count = time.perf_counter(), max(min(os.cpu_count() or 1, 16), 1)
+    named = [part for op in ops for part in ("--op", op)]
+    command = [sys.executable, "-m", "rapid_llm", "kernels", "tune", "--dtype", dtype, *named, "--compile-shard"]
+    print(f"compiling the candidates in {count} processes", flush=True)
+    workers = [subprocess.Popen([*command, f"{shard}/{count}"], stdout=subprocess.DEVNULL) for shard in range(count)]
+    for worker in workers:
+        worker.wait()
+    print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def _tuned_text(each: "Tuned") -> str:
+    entry = each.entry
+    knobs = " ".join(f"{name}={value}" for name, value in entry["tile"].items())
+    gain = "" if entry["heuristic_us"] is None else f", {entry['heuristic_us'] / entry['us']:.2f}x of the heuristic's"
+    refused = f", {len(each.refused)} refused" if each.refused else ""
+    return f"  {entry['op']} {entry['bucket']}: {knobs}, {entry['us']:.2f} us{gain} ({each.tried} tried{refused})"
+
+
+def _shape_text(sizes: "Sizes") -> str:
+    return " ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+def _times_text(results: "list[Measured]") -> str:
+    texts = []
+    for each in results:
+        variant = f" {each.variant}" if each.variant else ""
+        time = each.problem if each.timing is None else f"{each.timing.us:.2f} us"
+        texts.append(f"{each.row}{variant} {time}")
+    return ", ".join(texts) or "no verified row"
 
 
 def _verify_text(result: "VerifyResult") -> str:

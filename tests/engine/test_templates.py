@@ -21,6 +21,11 @@ TEMPLATES = [
         "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %};{% endfor %}", id="generation-tag"
     ),
     pytest.param(
+        "{% set x = 'a' %}{% for m in messages %}{% generation %}{% set x = 'b' + x %}{{ x }}{{ loop.index }}{% endgeneration %}"
+        "{{ x }}{% endfor %}",
+        id="generation-scope",
+    ),
+    pytest.param(
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", id="namespace"
     ),
     pytest.param("{{ strftime_now('%Y')[:2] }}{{ '%s-%s' % (1, 2) }}{{ missing }}", id="strftime-format-undefined"),
@@ -36,15 +41,16 @@ TEMPLATES = [
 def test_a_template_renders_as_in_transformers(template, add_generation_prompt):
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    tools = TOOLS if "tools" in template else None
     expected, _ = render_jinja_template(
         conversations=[TALK],
-        tools=TOOLS,
+        tools=tools,
         chat_template=template,
         add_generation_prompt=add_generation_prompt,
         bos_token="<s>",
         eos_token="</s>",
     )
-    actual = render(TALK, template, bos_token="<s>", eos_token="</s>", add_generation_prompt=add_generation_prompt, tools=TOOLS)
+    actual = render(TALK, template, bos_token="<s>", eos_token="</s>", add_generation_prompt=add_generation_prompt, tools=tools)
     assert [actual] == expected
 
 
@@ -80,6 +86,64 @@ def test_content_may_be_missing_beside_tool_calls():
     assert render(messages, "{{ messages[0].tool_calls[0].name }}") == "f"
 
 
+def test_a_key_that_is_null_is_not_there():
+    messages = [{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}], "name": None}, *USER]
+    template = "{% for m in messages %}{{ 'content' in m }} {{ m.name is defined }} {{ m.tool_calls is defined }};{% endfor %}"
+    assert render(messages, template) == "False False True;True False False;"
+    assert messages[0]["content"] is None
+
+
+# --- tools ---
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        pytest.param([], "tools is empty: wanted a list of", id="empty"),
+        pytest.param("weather", "tools cannot be used: got str 'weather'", id="string"),
+        pytest.param(TOOLS[0], "tools cannot be used: got dict", id="one-tool-bare"),
+        pytest.param(5, "tools cannot be used: got int 5", id="number"),
+        pytest.param([*TOOLS, "f"], "tools[1] cannot be used: got str 'f'", id="name-alone"),
+        pytest.param([{"function": {"name": "f"}}], "tools[0]['type'] cannot be used: got NoneType None", id="no-type"),
+        pytest.param([{"type": "web", "function": {"name": "f"}}], "tools[0]['type'] cannot be used: got str 'web'", id="type"),
+        pytest.param([{"type": "function", "name": "f"}], "tools[0]['function'] cannot be used: got NoneType", id="flat"),
+        pytest.param([{"type": "function", "function": {}}], "tools[0]['function']['name'] cannot be used", id="no-name"),
+        pytest.param(
+            [{"type": "function", "function": {"name": ""}}], "tools[0]['function']['name'] cannot be used", id="empty-name"
+        ),
+    ],
+)
+def test_tools_of_another_form_are_refused_with_what_came(tools, message):
+    with pytest.raises(RequestError, match=re.escape(message)):
+        render(USER, "{{ tools | tojson }}", tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("template", "knows"),
+    [
+        pytest.param("{% if tools %}{{ tools[0].function.name }}{% endif %}", True, id="asks"),
+        pytest.param(
+            "{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools[0].function.name }}", True, id="fills"
+        ),
+        pytest.param("{% macro show() %}{{ tools[0].function.name }}{% endmacro %}{{ show() }}", True, id="in-a-macro"),
+        pytest.param("{{ messages[0].content }}", False, id="never-named"),
+        pytest.param("{{ messages[0].tools }}{{ 'tools' }}{# tools #}", False, id="only-an-attribute-a-text-a-comment"),
+        pytest.param("{% set tools = 'f' %}{{ tools }}", False, id="its-own-name"),
+        pytest.param("{% for tools in messages %}{{ tools.role }}{% endfor %}", False, id="a-loops-name"),
+    ],
+)
+def test_a_template_that_does_not_know_tools_refuses_them(template, knows):
+    if knows:
+        assert render(USER, template, tools=TOOLS) == "f"
+        return
+    with pytest.raises(RequestError, match="the model's chat template does not know tools: got 1 of them"):
+        render(USER, template, tools=TOOLS)
+    render(USER, template)
+
+
+# --- what a template cannot do ---
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -92,8 +156,16 @@ def test_content_may_be_missing_beside_tool_calls():
         pytest.param("{{ 1 / 0 }}", "ZeroDivisionError", id="division"),
         pytest.param("{{ tools | tojson(indent=messages) }}", "TypeError", id="tojson"),
         pytest.param("{{ messages.append(1) }}", "SecurityError", id="mutation"),
+        pytest.param("{{ messages[0].update(role='x') }}", "SecurityError", id="mutation-of-a-message"),
         pytest.param("{{ ''.__class__.__mro__ }}", "SecurityError", id="escape"),
-        pytest.param("{% for i in range(10000000) %}{% endfor %}", "OverflowError", id="endless-range"),
+        pytest.param("{{ lipsum.__globals__['os'] }}", "SecurityError", id="escape-by-globals"),
+        pytest.param("{{ cycler.__init__.__globals__ }}", "SecurityError", id="escape-by-init"),
+        pytest.param("{{ namespace(a=1).__class__.__mro__ }}", "SecurityError", id="escape-by-namespace"),
+        pytest.param("{{ (messages | map(attribute='__class__') | first).__mro__ }}", "SecurityError", id="escape-by-filter"),
+        pytest.param("{{ dict.__subclasses__() }}", "SecurityError", id="escape-by-type"),
+        pytest.param("{% import 'os' as os %}", "TypeError: no loader", id="import"),
+        pytest.param("{% include '/etc/passwd' %}", "TypeError: no loader", id="include"),
+        pytest.param("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError: Range too big", id="endless-range"),
         pytest.param("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError", id="recursion"),
     ],
 )
@@ -101,6 +173,11 @@ def test_a_template_that_fails_is_a_refusal_that_tells_why(template, message):
     with pytest.raises(RequestError, match="the chat template cannot be used on these messages") as refusal:
         render([dict(USER[0])], template)
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("template", ["{{ messages.__class__ }}", "{{ '{0.__class__}'.format(messages) }}"])
+def test_an_attribute_that_begins_with_an_underscore_renders_as_nothing(template):
+    assert render(USER, template) == ""
 
 
 @pytest.mark.parametrize("template", [None, ""])

@@ -2,12 +2,16 @@
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rapid_llm.entrypoints import cli, doctor
+from tests.checkpoint.hub_server import HubServer, files_of, point_client_at, put_in_cache
 from tests.tiny_model import save_checkpoint, tiny_llama
 
 NO_TORCH = (
@@ -92,6 +96,9 @@ BAD = [
     pytest.param(["generate", "x", "--device", "tpu"], "device is not supported", id="device"),
     pytest.param(["generate", "x", "--max-model-len", "100000"], "max_model_len is too long", id="context"),
     pytest.param(["generate", "x", "--model", "/nowhere/at/all"], "/nowhere/at/all", id="missing-model"),
+    pytest.param(["generate", "x", "--revision", "v1"], "revision has no effect on a path", id="revision-of-a-path"),
+    pytest.param(["chat", "x", "--model", "org/a b"], "'org/a b' is no model", id="no-name"),
+    pytest.param(["chat", "x", "--model", "org/none", "--offline"], "got offline, and missing: every file", id="offline"),
 ]
 
 
@@ -153,6 +160,107 @@ def test_importing_the_package_imports_neither_torch_nor_numpy():
 def test_python_m_runs_the_command():
     done = subprocess.run([sys.executable, "-m", "rapid_llm", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("rapid-llm ")
+
+
+NO_CLIENT = "import sys; sys.modules['huggingface_hub'] = None; from rapid_llm.entrypoints.cli import main; sys.exit(main())"
+
+
+def test_a_named_model_is_downloaded_by_the_first_run_and_the_next_needs_no_hub(folder, tmp_path):
+    hub = HubServer()
+    hub.add("org/tiny", files_of(Path(folder)))
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    variables |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    flags = ["generate", "hello", "--max-tokens", "8", "--temperature", "0", "--max-kv-tokens", "256", "--stats"]
+
+    def ask(*command):
+        command = [sys.executable, *command, *flags, "--model", "org/tiny"]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+
+    first = ask("-m", "rapid_llm")
+    hub.close()
+    assert first.returncode == 0, first.stderr
+    again = ask("-c", NO_CLIENT)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == first.stdout
+    assert "  download  " in first.stderr
+    assert "  download  " not in again.stderr
+    for stats in (first.stderr, again.stderr):
+        assert "  find model  " in stats
+        assert "org/tiny: " + str(tmp_path / "hf" / "hub" / "models--org--tiny" / "snapshots") in stats
+    lost = subprocess.run(
+        [sys.executable, "-m", "rapid_llm", *flags, "--model", "org/other"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=variables,
+    )
+    assert lost.returncode == 2
+    assert lost.stderr.startswith("rapid-llm: org/other could not be downloaded: got Connect")
+
+
+def test_the_progress_line_says_which_wait_it_is(capsys, folder, tmp_path, monkeypatch):
+    hub = HubServer()
+    try:
+        hub.add("org/tiny", files_of(Path(folder)))
+        point_client_at(hub.url, monkeypatch, tmp_path)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        flags = ["--model", "org/tiny", "--max-tokens", "4", "--max-kv-tokens", "256"]
+        code, _, err = run(capsys, "generate", "hello", *flags)
+        assert code == 0
+        lines = [line.split("\033")[0] for line in err.split("\r")]
+        for what in ("downloading", "loading weights"):
+            assert any(re.fullmatch(rf"{what} \d+ of \d+ MB, \d+\.\d\d GB/s", line) for line in lines), err
+        assert err.index("downloading") < err.index("loading weights")
+        assert err.endswith("\r\033[K")
+        _, _, err = run(capsys, "generate", "hello", *flags)
+        assert "downloading" not in err
+        code, _, err = run(capsys, "generate", "hello", "--model", "org/none")
+        assert code == 2
+        assert err.startswith("\r\033[Krapid-llm: the hub shows no model org/none")
+    finally:
+        hub.close()
+
+
+def test_offline_with_a_path_changes_nothing(capsys, folder):
+    flags = ["--model", folder, "--max-tokens", "4", "--temperature", "0"]
+    assert run(capsys, "generate", "hello", *flags, "--offline") == run(capsys, "generate", "hello", *flags)
+
+
+def test_a_revision_reaches_the_cache(capsys, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    put_in_cache(tmp_path, "org/tiny", files_of(Path(folder)), "v1")
+    flags = ["--model", "org/tiny", "--max-tokens", "4", "--offline"]
+    assert run(capsys, "generate", "hello", *flags, "--revision", "v1")[0] == 0
+    code, _, err = run(capsys, "generate", "hello", *flags)
+    assert code == 2
+    assert "org/tiny (revision main) is not whole" in err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["doctor"], ["kernels", "list"]], ids=" ".join)
+def test_these_import_no_client_of_the_hub(arguments):
+    code = (
+        "import sys; from rapid_llm.entrypoints.cli import main\ntry: main({!r})\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'huggingface_hub') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code.format(arguments)], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_doctor_shows_where_named_models_are_and_whether_they_can_be_downloaded(capsys, tmp_path, monkeypatch):
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    _, out, _ = run(capsys, "doctor")
+    assert f"hub cache         {tmp_path / 'hub'} (not made yet)\n" in out
+    assert re.search(r"^huggingface_hub   \d+\.\d+\.\d+$", out, flags=re.MULTILINE)
+    (tmp_path / "hub").mkdir()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "huggingface_hub" else "1.0")
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    assert f"hub cache         {tmp_path / 'hub'}\n" in out
+    assert "not installed (pip install 'rapid-llm[hub]' downloads models by name) (no downloads: HF_HUB_OFFLINE is set)" in out
 
 
 def test_doctor_reports_what_it_finds_as_json(capsys):

@@ -6,6 +6,7 @@ import pytest
 
 import rapid_llm
 from rapid_llm import LLM, CheckpointError, ConfigError, RequestError, SamplingParams
+from tests.checkpoint.hub_server import HubServer, files_of, point_client_at, put_in_cache
 from tests.tiny_model import END_ID, VOCAB_SIZE, edit_json, expected_logits, save_checkpoint, tiny_llama, tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -310,6 +311,10 @@ def test_params_that_do_not_match_the_prompts_are_refused(llm):
         ({"device": "cuda"}, "cuda"),
         ({"max_kv_tokens": 10**15}, "does not fit"),
         ({"memory_fraction": 1.5}, "memory_fraction"),
+        ({"revision": "main"}, "revision has no effect on a path"),
+        ({"revision": ""}, "revision cannot be used"),
+        ({"revision": 1}, "revision cannot be used"),
+        ({"offline": 1}, "True or False"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
@@ -333,6 +338,40 @@ def test_dynamic_rope_ends_at_the_original_context(tmp_path):
     folder = str(save_checkpoint(tiny_model("llama", rope_parameters=rope), tmp_path))
     with pytest.raises(ConfigError, match=r"max_model_len is too long.*at most 256"):
         LLM(folder, device="cpu", max_model_len=257)
+
+
+def test_a_revision_of_the_embedded_model_is_refused():
+    with pytest.raises(ConfigError, match=r"revision has no effect without a model: got v1, wanted .*; name the model"):
+        LLM(revision="v1")
+
+
+def test_a_model_is_found_by_name_and_start_up_says_where(folder, llm, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = put_in_cache(tmp_path, "org/tiny", files_of(folder), "main")
+    named = LLM("org/tiny", max_kv_tokens=256, offline=True)
+    assert named.generate("hello", GREEDY)[0].outputs[0].token_ids == llm.generate("hello", GREEDY)[0].outputs[0].token_ids
+    phases = [phase.name for phase in named.ledger.phases]
+    assert "find model" in phases
+    assert "download" not in phases
+    assert f"org/tiny: {snapshot}" in named.ledger.notes
+
+
+def test_a_download_is_a_phase_of_its_own_and_reports_its_bytes(folder, tmp_path, monkeypatch):
+    hub, seen = HubServer(), []
+    try:
+        hub.add("org/tiny", files_of(folder), "v1")
+        point_client_at(hub.url, monkeypatch, tmp_path)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        llm = LLM("org/tiny", max_kv_tokens=256, revision="v1", download_progress=lambda *entry: seen.append(entry))
+    finally:
+        hub.close()
+    assert len(llm.generate("hello", GREEDY)[0].outputs[0].token_ids) == 12
+    [download] = [phase for phase in llm.ledger.phases if phase.name == "download"]
+    [opened] = [phase for phase in llm.ledger.phases if phase.name == "open checkpoint"]
+    assert download.end <= opened.start
+    done, total, seconds = seen[-1]
+    assert done == total > (folder / "model.safetensors").stat().st_size
+    assert seconds > 0
 
 
 @pytest.mark.case("J1")

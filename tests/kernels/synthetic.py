@@ -9,7 +9,7 @@ import pytest
 from rapid_llm.kernels.dispatcher import catalog as catalogs
 from rapid_llm.kernels.dispatcher.dispatch import forget_choices
 from rapid_llm.kernels.dispatcher.evidence import EvidenceRecord
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, TensorArg
 from rapid_llm.kernels.ops.tile_policy import forget_tiles
 from rapid_llm.kernels.provenance import source_hash
 from rapid_llm.kernels.store import read_stores, user_folder, warn_once, write_user_store
@@ -25,6 +25,7 @@ CONTRACT = Contract(
     maxima={"num_tokens": 1 << 20, "d": 1 << 16},
     sweep=({"num_tokens": 0, "d": 8}, {"num_tokens": 3, "d": 5}),
     defaults={"num_tokens": 1, "d": 4096},
+    cost=lambda sizes, itemsize: Cost(*2 * (sizes["num_tokens"] * sizes["d"] * itemsize,)),
     hard=("huge",),
 )
 

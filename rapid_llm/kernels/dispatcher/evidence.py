@@ -6,7 +6,7 @@ service on its device.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.ops.interfaces import KernelSpec, Sizes
 from rapid_llm.kernels.ops.tile_policy import shape_bucket
-from rapid_llm.kernels.provenance import minor_of, source_hash
+from rapid_llm.kernels.provenance import minor_of, source_hash, triton_minor
 from rapid_llm.kernels.store import StoreFile, read_stores, user_folder, warn_once, write_user_store
 
 State = Literal["verified_here", "verified_elsewhere", "unverified", "fallback"]
@@ -165,6 +165,21 @@ def record_run(record: EvidenceRecord) -> Path:
     older = [old for store in read_stores("evidence") if store.path == path for old in _records_of(store)]
     kept = [old for old in older if not _repeats(record, old)]
     return write_user_store("evidence", record.device, [asdict(entry) for entry in (*kept, record)])
+
+
+def record_latencies(row: KernelSpec, device: DeviceInfo, latencies_us: Mapping[str, float]) -> bool:
+    """Lay measured latencies beside a row's evidence on this machine's ``device``, in the user's store.
+
+    Args:
+        latencies_us: medians by ``latency_key``; they replace older ones of the same key.
+
+    Returns: whether there was evidence to lay them beside. Raises: ConfigError when the store cannot be written.
+    """
+    evidence = evidence_for(row, device, triton=triton_minor(), here=True, records=load_records())
+    if evidence.state != "verified_here" or evidence.record is None:
+        return False
+    record_run(replace(evidence.record, latencies_us={**evidence.record.latencies_us, **latencies_us}))
+    return True
 
 
 def _repeats(new: EvidenceRecord, old: EvidenceRecord) -> bool:

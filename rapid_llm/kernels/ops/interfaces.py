@@ -1,7 +1,7 @@
 """What a kernel family declares: KernelSpec rows, their CapabilityRequirement, and one Contract an op. Torch-free data."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -129,6 +129,20 @@ class TensorArg:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What one call cannot do without, however it is implemented: the floor of its time.
+
+    Attributes:
+        read, written: bytes from and to memory, each once.
+        flops: operations of matrix products; 0 where bytes alone count.
+    """
+
+    read: int
+    written: int
+    flops: int = 0
+
+
+@dataclass(frozen=True)
 class Contract:
     """What an op is, whoever implements it. Tests, benchmarks, verify and explain draw on it.
 
@@ -142,6 +156,7 @@ class Contract:
         sweep: sizes that verify runs and benchmarks sweep: decode and prefill, boundaries and ragged ones.
         defaults: sizes that ``explain`` assumes when it is told none.
         ids: what the values of an integer tensor may be, as text: {"slot_mapping": "-1 <= id < num_rows"}; -1 is skipped.
+        cost: sizes and bytes of a compute element -> Cost of a call.
         devices: names in the device table that the op is meant to serve on.
         hard: hostile inputs it must stand, by the name of the case that makes them.
     """
@@ -154,6 +169,7 @@ class Contract:
     maxima: Sizes
     sweep: tuple[Sizes, ...]
     defaults: Sizes
+    cost: Callable[[Sizes, int], Cost]
     ids: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "a100", "rtx3090", "l40s", "h200", "b200", "rtx5090")
     hard: tuple[str, ...] = ()

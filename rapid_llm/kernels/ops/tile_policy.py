@@ -11,7 +11,8 @@ instructions): they want at least 160 KiB of shared memory *and* those features.
 Every tile that leaves here fits its device: stages are counted from its shared memory, with each stage holding whole operands.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from functools import cache, lru_cache
@@ -91,7 +92,24 @@ def resolve_tiles(op: str, *, device: DeviceInfo | None = None, dtype: object, b
     Raises: ConfigError on an unknown op, size or dtype, and where no BLOCK_K can be such a multiple.
     """
     name = str(dtype).removeprefix("torch.")
+    if _trial is not None:
+        return _trial(op, name, sizes)
     return choose_tiles(op, device or current_device(None), name, sizes, block_k_multiple=block_k_multiple).tile
+
+
+Trial = Callable[[str, str, Sizes], Tile]
+_trial: Trial | None = None
+
+
+@contextmanager
+def tiles_by(trial: Trial) -> Iterator[None]:
+    """Inside, ``resolve_tiles`` answers what ``trial`` says of (op, dtype, sizes): how a search tries its candidates."""
+    global _trial
+    before, _trial = _trial, trial
+    try:
+        yield
+    finally:
+        _trial = before
 
 
 def choose_tiles(
@@ -119,7 +137,7 @@ def _choose(
 ) -> TileChoice:
     sizes = dict(items)
     heuristic = _checked(op, dtype, sizes, block_k_multiple)
-    stored = _stored(op, device, f"{dtype} {shape_bucket(sizes)}", block_k_multiple, triton)
+    stored = _stored(op, device, dtype, sizes, block_k_multiple, triton)
     if stored is not None:
         return stored
     tier = tile_tier(device)
@@ -166,7 +184,10 @@ def _checked(op: str, dtype: str, sizes: Sizes, block_k_multiple: int) -> "_Heur
 # Stores. An entry: op, bucket, dtype, target and source_hash of the kernel it was tuned on, triton (minor), tile.
 
 
-def _stored(op: str, device: DeviceInfo, key: str, block_k_multiple: int, triton: str | None) -> TileChoice | None:
+def _stored(
+    op: str, device: DeviceInfo, dtype: str, sizes: Sizes, block_k_multiple: int, triton: str | None
+) -> TileChoice | None:
+    key = f"{dtype} {shape_bucket(sizes)}"
     for store in read_stores("tuned"):
         if store.device != device.name:
             continue
@@ -174,8 +195,12 @@ def _stored(op: str, device: DeviceInfo, key: str, block_k_multiple: int, triton
             if entry.get("op") != op or f"{entry.get('dtype')} {entry.get('bucket')}" != key:
                 continue
             tile = _usable(entry, store, triton)
-            if tile is not None and _is_multiple(tile, block_k_multiple):
-                return TileChoice(tile, f"store:{store.origin}")
+            if tile is None or not _is_multiple(tile, block_k_multiple):
+                continue
+            if not fits(op, tile, device, dtype, sizes):
+                _ignore(store, op, f"too large for the shared memory of {device.name}")
+                continue
+            return TileChoice(tile, f"store:{store.origin}")
     return None
 
 
@@ -206,6 +231,23 @@ def _read_tile(content: Mapping[str, Any]) -> Tile:
 
 def _ignore(store: StoreFile, op: str, why: str) -> None:
     warn_once(f"{store.path}: tiles of {op} are {why}; they are ignored")
+
+
+def smem_bytes(op: str, tile: Tile, dtype: str, sizes: Sizes) -> int:
+    """Shared memory that the operands of a tile's stages take; 0 for ops that keep everything in registers."""
+    itemsize = _ITEMSIZE[dtype]
+    block_m, block_n, block_k = tile.BLOCK_M or 1, tile.BLOCK_N or 1, tile.BLOCK_K or 1
+    if op == "dense_gemm" and block_m > 1:
+        return tile.num_stages * (block_m + block_n) * block_k * itemsize
+    if op in ("flash_decoding", "flashattention2_nopad"):
+        dim = max(_ceil_power(sizes["head_dim"]), _SMALLEST_BLOCK)
+        return (block_m + 2 * tile.num_stages * block_n) * dim * itemsize
+    return 0
+
+
+def fits(op: str, tile: Tile, device: DeviceInfo, dtype: str, sizes: Sizes) -> bool:
+    """Whether the stages of a tile fit the device's shared memory."""
+    return smem_bytes(op, tile, dtype, sizes) <= (device.smem or _SMALLEST_SMEM)
 
 
 def _is_multiple(tile: Tile, block_k_multiple: int) -> bool:

@@ -1,8 +1,14 @@
 """Rows and contract of the activation family."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
+
+
+def _swiglu_cost(sizes: Sizes, itemsize: int) -> Cost:
+    row = sizes["num_tokens"] * sizes["d"] * itemsize
+    return Cost(read=2 * row, written=row)
+
 
 SWIGLU = Contract(
     op="swiglu",
@@ -22,6 +28,7 @@ SWIGLU = Contract(
         {"num_tokens": 130, "d": 1536},
     ),
     defaults={"num_tokens": 1, "d": 14336},
+    cost=_swiglu_cost,
     hard=("large_magnitude",),
 )
 

@@ -1,6 +1,6 @@
 """Rows and contracts of the attention family: one op for each mapping, prefill and decode."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, Limit, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Limit, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -31,6 +31,23 @@ _TABLE_IDS = {
 }
 _MAXIMA = {"num_heads": 256, "num_kv_heads": 256, "head_dim": 512, "page_size": 256, "num_seqs": 1 << 16, "kv_len": 1 << 22}
 
+
+def _prefill_cost(sizes: Sizes, itemsize: int) -> Cost:
+    """Query i of a chunk sees the keys before the chunk and i + 1 of its own."""
+    seqs, q_len, kv_len, dim = sizes["num_seqs"], sizes["q_len"], sizes["kv_len"], sizes["head_dim"]
+    queries = seqs * q_len * sizes["num_heads"] * dim * itemsize
+    keys = 2 * seqs * kv_len * sizes["num_kv_heads"] * dim * itemsize
+    pairs = q_len * max(kv_len - q_len, 0) + q_len * (q_len + 1) // 2
+    return Cost(read=queries + keys, written=queries, flops=4 * seqs * pairs * sizes["num_heads"] * dim)
+
+
+def _decode_cost(sizes: Sizes, itemsize: int) -> Cost:
+    seqs, kv_len, dim = sizes["num_seqs"], sizes["kv_len"], sizes["head_dim"]
+    queries = seqs * sizes["num_heads"] * dim * itemsize
+    keys = 2 * seqs * kv_len * sizes["num_kv_heads"] * dim * itemsize
+    return Cost(read=queries + keys, written=queries, flops=4 * seqs * kv_len * sizes["num_heads"] * dim)
+
+
 FLASHATTENTION2_NOPAD = Contract(
     op="flashattention2_nopad",
     summary="causal attention of packed ragged prompts, or chunks of them, over keys that are read through the page table",
@@ -60,6 +77,7 @@ FLASHATTENTION2_NOPAD = Contract(
         _sizes((2, 2), 64, 1, 200, 500),
     ),
     defaults=_sizes((32, 8), 128, 1, 512, 512),
+    cost=_prefill_cost,
     ids={
         **_TABLE_IDS,
         "cu_seqlens_q": "0 first, never falling, at most num_tokens; a sequence with no query tokens is skipped",
@@ -95,6 +113,7 @@ FLASH_DECODING = Contract(
         _sizes((8, 1), 64, 33, 1, 200, page_size=64),
     ),
     defaults=_sizes((32, 8), 128, 1, 1, 4096),
+    cost=_decode_cost,
     ids={
         **_TABLE_IDS,
         "table_rows": "0 <= id < num_table_rows; anything where seq_lens is 0",

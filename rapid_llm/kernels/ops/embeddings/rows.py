@@ -1,8 +1,14 @@
 """Row and contract of the embeddings family."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
+
+
+def _vocab_embedding_cost(sizes: Sizes, itemsize: int) -> Cost:
+    rows = sizes["num_tokens"] * sizes["hidden_size"] * itemsize
+    return Cost(read=rows + 4 * sizes["num_tokens"], written=rows)
+
 
 VOCAB_EMBEDDING = Contract(
     op="vocab_embedding",
@@ -24,6 +30,7 @@ VOCAB_EMBEDDING = Contract(
         {"num_tokens": 130, "vocab_size": 2048, "hidden_size": 1536},
     ),
     defaults={"num_tokens": 1, "vocab_size": 128256, "hidden_size": 4096},
+    cost=_vocab_embedding_cost,
     ids={"ids": "-1 <= id < vocab_size"},
     hard=("padding_ids",),
 )

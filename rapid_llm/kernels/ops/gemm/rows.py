@@ -1,8 +1,14 @@
 """Row and contract of the gemm family."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
+
+
+def _dense_gemm_cost(sizes: Sizes, itemsize: int) -> Cost:
+    tokens, n, k = sizes["num_tokens"], sizes["n"], sizes["k"]
+    return Cost(read=(tokens + n) * k * itemsize if tokens else 0, written=tokens * n * itemsize, flops=2 * tokens * n * k)
+
 
 DENSE_GEMM = Contract(
     op="dense_gemm",
@@ -27,6 +33,7 @@ DENSE_GEMM = Contract(
         {"num_tokens": 130, "n": 1536, "k": 576},
     ),
     defaults={"num_tokens": 1, "n": 4096, "k": 4096},
+    cost=_dense_gemm_cost,
     hard=("large_magnitude",),
 )
 

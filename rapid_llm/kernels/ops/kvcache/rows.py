@@ -1,6 +1,6 @@
 """Rows and contracts of the kvcache family."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -13,6 +13,15 @@ def _buffer_sizes(num_tokens: int, num_kv_heads: int, head_dim: int, num_rows: i
 def _index_sizes(num_updates: int, num_table_rows: int, num_columns: int) -> dict[str, int]:
     """One entry of update_kv_index's sweep."""
     return {"num_updates": num_updates, "num_table_rows": num_table_rows, "num_columns": num_columns}
+
+
+def _buffer_cost(sizes: Sizes, itemsize: int) -> Cost:
+    rows = 2 * sizes["num_tokens"] * sizes["num_kv_heads"] * sizes["head_dim"] * itemsize
+    return Cost(read=rows + 4 * sizes["num_tokens"], written=rows)
+
+
+def _index_cost(sizes: Sizes, itemsize: int) -> Cost:
+    return Cost(read=12 * sizes["num_updates"], written=4 * sizes["num_updates"])
 
 
 UPDATE_KV_BUFFER = Contract(
@@ -40,6 +49,7 @@ UPDATE_KV_BUFFER = Contract(
         _buffer_sizes(513, 4, 64, 1024),
     ),
     defaults=_buffer_sizes(1, 8, 128, 1 << 16),
+    cost=_buffer_cost,
     ids={"slot_mapping": "any int32, those in 0 <= id < num_rows distinct; the others are skipped"},
     hard=("padding_slots",),
 )
@@ -64,6 +74,7 @@ UPDATE_KV_INDEX = Contract(
         _index_sizes(130, 256, 512),
     ),
     defaults=_index_sizes(8, 256, 8192),
+    cost=_index_cost,
     ids={
         "table_rows": "any int32; outside 0 <= id < num_table_rows skipped; no (row, column) twice",
         "columns": "any int32; outside 0 <= id < num_columns skipped",

@@ -1,6 +1,6 @@
 """Rows and contracts of the norm family."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -16,6 +16,17 @@ _SWEEP = (
     {"num_tokens": 130, "d": 1536},
 )
 
+
+def _rms_norm_cost(sizes: Sizes, itemsize: int) -> Cost:
+    rows = sizes["num_tokens"] * sizes["d"] * itemsize
+    return Cost(read=rows + sizes["d"] * itemsize, written=rows)
+
+
+def _add_rms_norm_cost(sizes: Sizes, itemsize: int) -> Cost:
+    rows = sizes["num_tokens"] * sizes["d"] * itemsize
+    return Cost(read=2 * rows + sizes["d"] * itemsize, written=2 * rows)
+
+
 RMS_NORM = Contract(
     op="rms_norm",
     summary="x / rms(x) * weight over the last dimension; x may be [tokens, heads, d], num_tokens then counts its rows",
@@ -29,6 +40,7 @@ RMS_NORM = Contract(
     maxima=_MAXIMA,
     sweep=_SWEEP,
     defaults={"num_tokens": 1, "d": 4096},
+    cost=_rms_norm_cost,
     hard=("large_magnitude", "zero_rows"),
 )
 
@@ -46,10 +58,12 @@ ADD_RMS_NORM = Contract(
     maxima=_MAXIMA,
     sweep=_SWEEP,
     defaults={"num_tokens": 1, "d": 4096},
+    cost=_add_rms_norm_cost,
     hard=("large_magnitude", "zero_rows"),
 )
 
 _TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+_NVRTC = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("nvrtc",))
 
 FAMILY = Family(
     name="norm",
@@ -88,6 +102,14 @@ FAMILY = Family(
             requires=_TRITON,
             dtypes=FLOATS,
             priority=10,
+        ),
+        KernelSpec(
+            op="add_rms_norm",
+            name="nvrtc.add_rms_norm",
+            target="rapid_llm.kernels.ops.norm.add_rms_norm_cuda:add_rms_norm",
+            requires=_NVRTC,
+            dtypes=FLOATS,
+            priority=5,  # below Triton's: it serves where it was measured to be faster, or where there is no Triton
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Row and contract of the rotary family."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -14,6 +14,11 @@ def _sizes(num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, ro
         "head_dim": head_dim,
         "rotary_dim": rotary_dim,
     }
+
+
+def _rope_cost(sizes: Sizes, itemsize: int) -> Cost:
+    turned = sizes["num_tokens"] * (sizes["num_heads"] + sizes["num_kv_heads"]) * sizes["rotary_dim"] * itemsize
+    return Cost(read=turned + sizes["num_tokens"] * 4 * (sizes["rotary_dim"] + 1), written=turned)
 
 
 ROPE = Contract(
@@ -40,6 +45,7 @@ ROPE = Contract(
         _sizes(130, 7, 1, 128, 128),
     ),
     defaults=_sizes(1, 32, 8, 128, 128),
+    cost=_rope_cost,
     ids={"positions": "0 <= id < max_positions"},
     hard=("large_magnitude",),
 )

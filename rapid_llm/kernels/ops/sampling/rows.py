@@ -1,11 +1,17 @@
 """Rows and contracts of the sampling family."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Family, KernelSpec, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
 
 _MAXIMA = {"num_seqs": 1 << 16, "vocab_size": 1 << 20}
 _LOGITS = TensorArg("logits", ("num_seqs", "vocab_size"), views=("row_strided", "offset"))
+
+
+def _logits_cost(sizes: Sizes, itemsize: int) -> Cost:
+    """One read of the logits; what is read and written beside them is nothing next to a row."""
+    return Cost(read=sizes["num_seqs"] * sizes["vocab_size"] * itemsize, written=8 * sizes["num_seqs"])
+
 
 SAMPLE = Contract(
     op="sample",
@@ -32,6 +38,7 @@ SAMPLE = Contract(
         {"num_seqs": 3, "vocab_size": 151936},
     ),
     defaults={"num_seqs": 1, "vocab_size": 128256},
+    cost=_logits_cost,
     ids={
         "top_k": "any int32; <= 0 or >= vocab_size is off",
         "seeds": "any int64",
@@ -62,6 +69,7 @@ TOP_LOGPROBS = Contract(
         {"num_seqs": 3, "vocab_size": 151936},
     ),
     defaults={"num_seqs": 1, "vocab_size": 128256},
+    cost=_logits_cost,
     ids={
         "token_ids": "-1 <= id < vocab_size; -1 gives (-1, nan) in column 0",
         "out_ids": "0 <= id < vocab_size, or -1 with nan in every column of a row with a NaN or with nothing above -inf",

@@ -1,0 +1,127 @@
+"""The tiles that a search tries, by op: declared, few, and all within the device's shared memory. Torch-free."""
+
+from collections.abc import Callable, Iterator
+
+from rapid_llm.kernels.device import DeviceInfo
+from rapid_llm.kernels.ops.interfaces import Sizes
+from rapid_llm.kernels.ops.tile_policy import Tile, choose_tiles, fits
+
+_LEAST_PER_THREAD, _MOST_PER_THREAD = 4, 64  # elements: fewer waste instructions, more do not fit registers
+
+
+def candidates(op: str, device: DeviceInfo, dtype: str, sizes: Sizes, block_k_multiple: int = 1) -> list[Tile]:
+    """Tiles to try for one call of ``op``, the one that it gets without a search first.
+
+    Args:
+        op, device, dtype, sizes, block_k_multiple: as in ``resolve_tiles``.
+    """
+    first = choose_tiles(op, device, dtype, sizes, block_k_multiple=block_k_multiple).tile
+    listed = _LISTS[op](sizes) if op in _LISTS else ()
+    found = {first: None} | {tile: None for tile in listed if fits(op, tile, device, dtype, sizes)}
+    return [tile for tile in found if block_k_multiple == 1 or (tile.BLOCK_K or 0) % block_k_multiple == 0]
+
+
+def _power(value: int, low: int, high: int) -> int:
+    """The power of two at or above ``value``, within ``low`` and ``high``."""
+    return min(max(1 << max(value - 1, 0).bit_length(), low), high)
+
+
+def _warps(elements: int) -> Iterator[int]:
+    for warps in (1, 2, 4, 8, 16):
+        if _LEAST_PER_THREAD <= elements // (32 * warps) <= _MOST_PER_THREAD:
+            yield warps
+
+
+def _columns(name: str) -> Callable[[Sizes], Iterator[Tile]]:
+    """Column tiles of a row that is streamed."""
+
+    def tiles(sizes: Sizes) -> Iterator[Tile]:
+        row = _power(sizes[name], 128, 1 << 20)
+        for width in (512, 1024, 2048, 4096, 8192):
+            if width <= row:
+                yield from (Tile(BLOCK_N=width, num_warps=warps) for warps in _warps(width))
+
+    return tiles
+
+
+def _rows(sizes: Sizes) -> Iterator[Tile]:
+    """A whole row in registers, or walked in parts."""
+    row = _power(sizes["d"], 128, 16_384)
+    for width in {row, min(row, 4096)}:
+        for warps in _warps(width):
+            yield Tile(BLOCK_N=width, num_warps=warps)
+
+
+def _head_rows(sizes: Sizes) -> Iterator[Tile]:
+    """As _rows, with several narrow heads to a program."""
+    for tile in _rows(sizes):
+        yield Tile(BLOCK_M=1, BLOCK_N=tile.BLOCK_N, num_warps=tile.num_warps)
+    heads, row = _power(sizes.get("num_heads", 1), 1, 32), _power(sizes["d"], 16, 16_384)
+    for rows in (2, 4, 8, 16, 32):
+        if rows <= heads:
+            yield from (Tile(BLOCK_M=rows, BLOCK_N=row, num_warps=warps) for warps in _warps(rows * row))
+
+
+def _rope(sizes: Sizes) -> Iterator[Tile]:
+    half = _power(sizes["rotary_dim"] // 2, 16, 512)
+    for rows in (1, 2, 4, 8, 16, 32):
+        if rows <= _power(sizes["num_heads"], 1, 256):
+            yield from (Tile(BLOCK_M=rows, BLOCK_N=half, num_warps=warps) for warps in (1, 2, 4, 8) if rows * half >= 32 * warps)
+
+
+def _splits(sizes: Sizes) -> Iterator[Tile]:
+    """Splits of a row of logits."""
+    for width in (2048, 4096, 8192, 16_384):
+        yield from (Tile(BLOCK_N=width, num_warps=warps) for warps in (4, 8, 16) if width // (32 * warps) <= 64)
+
+
+def _decode(sizes: Sizes) -> Iterator[Tile]:
+    group = _power(sizes["num_heads"] // max(sizes["num_kv_heads"], 1), 16, 64)
+    for keys in (32, 64, 128):
+        for warps in (2, 4):
+            for stages in (2, 3, 4):
+                yield Tile(group, keys, num_warps=warps, num_stages=stages)
+
+
+def _prefill(sizes: Sizes) -> Iterator[Tile]:
+    most = _power(sizes["q_len"], 16, 128)
+    for queries in {most, max(most // 2, 16)}:
+        for keys in (32, 64, 128):
+            for stages in (2, 3, 4):
+                yield from (Tile(queries, keys, num_warps=warps, num_stages=stages) for warps in _attention_warps(queries))
+
+
+def _attention_warps(queries: int) -> tuple[int, ...]:
+    return (4, 8) if queries >= 128 else (4,)
+
+
+def _gemm(sizes: Sizes) -> Iterator[Tile]:
+    tokens = sizes["num_tokens"]
+    if tokens <= 1:
+        for rows, depth, warps in ((1, 1024, 1), (2, 512, 1), (2, 1024, 2), (2, 1024, 4), (2, 2048, 4), (4, 512, 2), (4, 1024, 2),
+                                   (4, 1024, 4), (8, 512, 4), (8, 1024, 4), (16, 512, 8)):  # fmt: skip
+            yield Tile(1, rows, depth, num_warps=warps)
+    elif tokens <= 64:
+        block_m = _power(tokens, 16, 64)
+        for block_n, block_k in ((16, 128), (16, 256), (32, 128), (32, 256), (64, 64), (64, 128), (128, 64), (128, 128)):
+            for stages in (3, 5):
+                yield Tile(block_m, block_n, block_k, num_warps=4, num_stages=stages)
+    else:
+        for block_m, block_n, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8),
+                                        (256, 128, 8), (64, 256, 4)):  # fmt: skip
+            yield from (Tile(block_m, block_n, 64, num_warps=warps, num_stages=stages) for stages in (3, 4))
+        yield Tile(128, 128, 128, num_warps=8, num_stages=2)
+
+
+_LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
+    "swiglu": _columns("d"),
+    "vocab_embedding": _columns("hidden_size"),
+    "rms_norm": _head_rows,
+    "add_rms_norm": _rows,
+    "rope": _rope,
+    "sample": _splits,
+    "top_logprobs": _splits,
+    "flash_decoding": _decode,
+    "flashattention2_nopad": _prefill,
+    "dense_gemm": _gemm,
+}

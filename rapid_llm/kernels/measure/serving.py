@@ -1,0 +1,118 @@
+"""The sizes that rows are measured and tuned at: those of models people serve, at the token counts of decode and prefill."""
+
+from collections.abc import Iterator
+
+from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.ops.interfaces import Sizes
+
+TOKENS = (1, 16, 64, 256, 1024, 4096, 16_384)
+BATCHES = (1, 8, 64, 256)
+CONTEXTS = (128, 1024, 8192, 32_768)
+PROMPTS = (512, 2048, 8192)
+HEADS = ((32, 8, 128), (16, 8, 128), (32, 4, 128), (64, 8, 128), (9, 3, 64))  # query heads, key-value heads, head width
+HIDDEN = (1024, 2048, 4096, 8192, 14_336)
+WIDE = (3072, 14_336)  # of a feed-forward
+LAYERS = {
+    # n, k of the projections
+    "llama-8b": ((6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)),
+    "qwen3-0.6b": ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)),
+}
+VOCABULARIES = (49_152, 128_256, 151_936)
+GEMM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+_MOST_KEYS = 1 << 19  # of all sequences of a decode batch: 2.1 GB of 8 heads of 128 in bf16
+PAGE_SIZE = 16
+
+
+def serving_sizes(op: str) -> list[Sizes]:
+    """Every set of sizes of ``op``, all that its contract names. Raises: ConfigError on an op without any here."""
+    if op not in _SIZES:
+        raise ConfigError("no serving sizes for this op", got=op, wanted=", ".join(_SIZES), change="add it to measure/serving.py")
+    return list(_SIZES[op]())
+
+
+def _of_rows(name: str, widths: tuple[int, ...]) -> Iterator[Sizes]:
+    for width in widths:
+        for tokens in TOKENS:
+            yield {"num_tokens": tokens, name: width}
+
+
+def _rope() -> Iterator[Sizes]:
+    for heads, kv_heads, dim in HEADS:
+        for tokens in TOKENS:
+            yield {"num_tokens": tokens, "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "rotary_dim": dim}
+
+
+def _embedding() -> Iterator[Sizes]:
+    for hidden, vocabulary in ((576, 49_152), (1024, 151_936), (4096, 128_256)):
+        for tokens in TOKENS:
+            yield {"num_tokens": tokens, "vocab_size": vocabulary, "hidden_size": hidden}
+
+
+def _gemm() -> Iterator[Sizes]:
+    for shapes in LAYERS.values():
+        for n, k in shapes:
+            for tokens in GEMM_TOKENS:
+                yield {"num_tokens": tokens, "n": n, "k": k}
+    for n, k in ((128_256, 4096), (151_936, 1024)):  # heads see one row a sequence
+        for rows in BATCHES:
+            yield {"num_tokens": rows, "n": n, "k": k}
+
+
+def _kv_write() -> Iterator[Sizes]:
+    for _, kv_heads, dim in ((32, 8, 128), (32, 4, 128), (9, 3, 64)):
+        for tokens in TOKENS:
+            yield {"num_tokens": tokens, "num_kv_heads": kv_heads, "head_dim": dim, "num_rows": 1 << 20}
+
+
+def _kv_index() -> Iterator[Sizes]:
+    for updates in BATCHES:
+        yield {"num_updates": updates, "num_table_rows": 256, "num_columns": 8192}
+
+
+def _attention(heads: tuple[int, int, int], num_seqs: int, q_len: int, kv_len: int) -> Sizes:
+    return {
+        "num_heads": heads[0],
+        "num_kv_heads": heads[1],
+        "head_dim": heads[2],
+        "page_size": PAGE_SIZE,
+        "num_seqs": num_seqs,
+        "q_len": q_len,
+        "kv_len": kv_len,
+    }
+
+
+def _decode() -> Iterator[Sizes]:
+    for heads in HEADS:
+        for batch in BATCHES:
+            yield from (_attention(heads, batch, 1, keys) for keys in CONTEXTS if batch * keys <= _MOST_KEYS)
+
+
+def _prefill() -> Iterator[Sizes]:
+    for heads in HEADS:
+        for prompt in PROMPTS:
+            yield _attention(heads, 1, prompt, prompt)
+        yield _attention(heads, 16, 512, 512)
+        yield _attention(heads, 1, 512, 8192)  # a chunk behind a cached prefix
+        yield _attention(heads, 1, 32, 1024)
+
+
+def _logits() -> Iterator[Sizes]:
+    for vocabulary in VOCABULARIES:
+        for batch in BATCHES:
+            yield {"num_seqs": batch, "vocab_size": vocabulary}
+
+
+_SIZES = {
+    "rms_norm": lambda: _of_rows("d", HIDDEN),
+    "add_rms_norm": lambda: _of_rows("d", HIDDEN),
+    "swiglu": lambda: _of_rows("d", WIDE),
+    "rope": _rope,
+    "vocab_embedding": _embedding,
+    "dense_gemm": _gemm,
+    "update_kv_buffer": _kv_write,
+    "update_kv_index": _kv_index,
+    "flash_decoding": _decode,
+    "flashattention2_nopad": _prefill,
+    "sample": _logits,
+    "top_logprobs": _logits,
+}

@@ -1,0 +1,302 @@
+"""Calls of real sizes: tensors as an engine holds them, in as many sets as keep a cache from helping."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.dispatcher.catalog import catalog
+from rapid_llm.kernels.measure.timer import Call, sets_for
+from rapid_llm.kernels.ops.interfaces import Sizes
+
+Arguments = dict[str, Any]
+
+_SEED = 20_261_129
+_TOLERANCE = {"float32": 2e-4, "bfloat16": 1e-2, "float16": 2e-3}
+"""Relative error (of norms) that two right results of sums in another order keep well within."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One op at one set of sizes.
+
+    Attributes:
+        op, dtype, sizes, variant: what is called; ``variant`` names values that sizes do not tell (how to sample).
+        sets: arguments of the call, one mapping for each set of buffers.
+        set_bytes: what the tensors of one set take.
+    """
+
+    op: str
+    dtype: str
+    sizes: Sizes
+    variant: str
+    sets: tuple[Arguments, ...]
+    set_bytes: int
+    pristine: Mapping[tuple[int, str], torch.Tensor]
+
+    def calls(self, function: Callable[..., Any]) -> list[Call]:
+        """The call on each set."""
+        return [lambda arguments=arguments: function(**arguments) for arguments in self.sets]  # type: ignore[misc]
+
+    def reset(self) -> None:
+        """Bring tensors that the op reads and writes back to what they were."""
+        for (number, name), values in self.pristine.items():
+            self.sets[number][name].copy_(values)
+
+    def outputs(self, function: Callable[..., Any]) -> dict[str, torch.Tensor]:
+        """What the call leaves in the tensors it writes, on the first set, which is as it was afterwards."""
+        arguments, names = self.sets[0], _written(self.op)
+        pools = {name: arguments[name].clone() for name in names if (0, name) not in self.pristine}
+        function(**arguments)
+        results = {name: arguments[name].clone() for name in names}
+        self.reset()
+        for name, values in pools.items():
+            arguments[name].copy_(values)
+        return results
+
+    def difference(self, function: Callable[..., Any], expected: Mapping[str, torch.Tensor]) -> str:
+        """Why the call's results are not ``expected``; empty where they are."""
+        for name, result in self.outputs(function).items():
+            wanted = expected[name]
+            if not result.is_floating_point():
+                if not torch.equal(result, wanted):
+                    return f"{name}: {int((result != wanted).sum())} of {result.numel()} values differ"
+                continue
+            error = (result.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)
+            if not float(error) <= _TOLERANCE[self.dtype]:
+                return f"{name}: relative error {float(error):.2e}, at most {_TOLERANCE[self.dtype]:.0e}"
+        return ""
+
+
+def workload(
+    op: str, sizes: Sizes, dtype: str, *, variant: str = "", device: str = "cuda", max_sets: int | None = None
+) -> Workload:
+    """Make the tensors of one call.
+
+    Args:
+        op, sizes: by the op's contract, all of its sizes.
+        dtype: compute dtype, as torch names it.
+        variant: of ``variants(op)``; "" is the first.
+        max_sets: fewer sets than the cache asks for (1 where nothing is timed).
+    Raises: ConfigError on an op without a maker here.
+    """
+    if op not in _MAKERS:
+        raise ConfigError("this op has no workload", got=op, wanted=", ".join(_MAKERS), change="add it to measure/workloads.py")
+    contract = catalog().contract(op)
+    cost = contract.cost(sizes, getattr(torch, dtype).itemsize)
+    count = min(sets_for(cost.read + cost.written), max_sets or 1 << 30)
+    make = _Maker(torch.device(device), getattr(torch, dtype), count, variant or variants(op)[0])
+    sets = tuple(_MAKERS[op](make, dict(sizes)))
+    read_and_written = [
+        name for name in _written(op) if name not in ("out", "out_ids", "out_logprobs", "k_pool", "v_pool", "page_table")
+    ]
+    pristine = {(number, name): entry[name].clone() for number, entry in enumerate(sets) for name in read_and_written}
+    return Workload(op, dtype, dict(sizes), make.variant, sets, cost.read + cost.written, pristine)
+
+
+def variants(op: str) -> tuple[str, ...]:
+    """Names of the kinds of values that an op's time depends on beside its sizes."""
+    return ("greedy", "temperature", "top_p", "top_k_top_p") if op == "sample" else ("",)
+
+
+def _written(op: str) -> list[str]:
+    return [tensor.name for tensor in catalog().contract(op).tensors if tensor.written]
+
+
+class _Maker:
+    """Random tensors of one device and dtype."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, count: int, variant: str) -> None:
+        self.device, self.dtype, self.count, self.variant = device, dtype, count, variant
+        self.generator = torch.Generator(device).manual_seed(_SEED)
+
+    def normal(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        values = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return values.normal_(generator=self.generator).mul_(scale)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def ids(self, count: int, high: int) -> torch.Tensor:
+        return torch.randint(0, max(high, 1), (count,), generator=self.generator, device=self.device, dtype=torch.int32)
+
+    def shuffled(self, count: int) -> torch.Tensor:
+        return torch.randperm(count, generator=self.generator, device=self.device).to(torch.int32)
+
+    def full(self, count: int, value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((count,), value, dtype=dtype, device=self.device)
+
+
+def _swiglu(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, d = s["num_tokens"], s["d"]
+    return [{"gate_up": make.normal(tokens, 2 * d), "out": make.empty(tokens, d)} for _ in range(make.count)]
+
+
+def _rms_norm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, d = s["num_tokens"], s["d"]
+    weight = make.normal(d)
+    return [{"x": make.normal(tokens, d), "weight": weight, "out": make.empty(tokens, d), "eps": 1e-6} for _ in range(make.count)]
+
+
+def _add_rms_norm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    shape = (s["num_tokens"], s["d"])
+    return [entry | {"residual": make.normal(*shape)} for entry in _rms_norm(make, s)]
+
+
+def _rope(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, heads, kv_heads, dim = s["num_tokens"], s["num_heads"], s["num_kv_heads"], s["head_dim"]
+    angles = torch.rand(8192, s["rotary_dim"] // 2, generator=make.generator, device=make.device)
+    table = torch.cat((angles.cos(), angles.sin()), 1)
+    sets = []
+    for _ in range(make.count):
+        projected = make.normal(tokens, heads + 2 * kv_heads, dim)  # q and k as they leave the fused projection
+        q, k = projected[:, :heads], projected[:, heads : heads + kv_heads]
+        sets.append({"q": q, "k": k, "positions": make.ids(tokens, 8192), "cos_sin": table})
+    return sets
+
+
+def _vocab_embedding(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    weight = make.normal(s["vocab_size"], s["hidden_size"])
+    return [
+        {
+            "ids": make.ids(s["num_tokens"], s["vocab_size"]),
+            "weight": weight,
+            "out": make.empty(s["num_tokens"], s["hidden_size"]),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _dense_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k = s["num_tokens"], s["n"], s["k"]
+    return [
+        {"x": make.normal(tokens, k), "weight": make.normal(n, k, scale=k**-0.5), "out": make.empty(tokens, n)}
+        for _ in range(make.count)
+    ]
+
+
+def _update_kv_buffer(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, heads, dim, rows = s["num_tokens"], s["num_kv_heads"], s["head_dim"], s["num_rows"]
+    pool = make.empty(rows, 2 * heads, dim).zero_()
+    sets = []
+    for _ in range(make.count):
+        projected = make.normal(tokens, 2 * heads, dim)
+        slots = make.shuffled(rows)[:tokens].clone()
+        sets.append(
+            {
+                "k": projected[:, :heads],
+                "v": projected[:, heads:],
+                "slot_mapping": slots,
+                "k_pool": pool[:, :heads],
+                "v_pool": pool[:, heads:],
+            }
+        )
+    return sets
+
+
+def _update_kv_index(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    rows, columns, updates = s["num_table_rows"], s["num_columns"], s["num_updates"]
+    table = make.empty(rows, columns, dtype=torch.int32).zero_()
+    sets = []
+    for _ in range(make.count):
+        cells = torch.randperm(rows * columns, generator=make.generator, device=make.device)[:updates]
+        sets.append(
+            {
+                "page_table": table,
+                "table_rows": (cells // columns).to(torch.int32),
+                "columns": (cells % columns).to(torch.int32),
+                "pages": make.ids(updates, 1 << 20),
+            }
+        )
+    return sets
+
+
+def _pool(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    """K and V of every sequence in the shuffled pages of a pool of their own in each set."""
+    seqs, page = s["num_seqs"], s["page_size"]
+    columns = -(-max(s["kv_len"], 1) // page)
+    sets = []
+    for _ in range(make.count):
+        pool = make.normal(seqs * columns * page, 2 * s["num_kv_heads"], s["head_dim"])
+        sets.append(
+            {
+                "k_pool": pool[:, : s["num_kv_heads"]],
+                "v_pool": pool[:, s["num_kv_heads"] :],
+                "page_table": make.shuffled(seqs * columns).view(seqs, columns),
+                "table_rows": torch.arange(seqs, dtype=torch.int32, device=make.device),
+                "seq_lens": make.full(seqs, s["kv_len"], torch.int32),
+                "page_size": page,
+                "sm_scale": s["head_dim"] ** -0.5,
+            }
+        )
+    return sets
+
+
+def _flash_decoding(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    shape = (s["num_seqs"], s["num_heads"], s["head_dim"])
+    return [entry | {"q": make.normal(*shape), "out": make.empty(*shape)} for entry in _pool(make, s)]
+
+
+def _flashattention2_nopad(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    shape = (s["num_seqs"] * s["q_len"], s["num_heads"], s["head_dim"])
+    ends = torch.arange(s["num_seqs"] + 1, dtype=torch.int32, device=make.device) * s["q_len"]
+    others = {"cu_seqlens_q": ends, "max_seqlen_q": s["q_len"]}
+    return [entry | others | {"q": make.normal(*shape), "out": make.empty(*shape)} for entry in _pool(make, s)]
+
+
+_SAMPLED = {
+    # temperature, top_k, top_p, min_p
+    "greedy": (0.0, 0, 1.0, 0.0),
+    "temperature": (0.8, 0, 1.0, 0.0),
+    "top_p": (0.8, 0, 0.9, 0.0),
+    "top_k_top_p": (0.8, 50, 0.9, 0.0),
+}
+
+
+def _sample(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    seqs = s["num_seqs"]
+    temperature, top_k, top_p, min_p = _SAMPLED[make.variant]
+    return [
+        {
+            "logits": make.normal(seqs, s["vocab_size"], scale=3.0),
+            "temperature": make.full(seqs, temperature, torch.float32),
+            "top_k": make.full(seqs, top_k, torch.int32),
+            "top_p": make.full(seqs, top_p, torch.float32),
+            "min_p": make.full(seqs, min_p, torch.float32),
+            "seeds": torch.arange(seqs, device=make.device),
+            "positions": make.ids(seqs, 8192),
+            "out_ids": make.empty(seqs, dtype=torch.int32),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _top_logprobs(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    seqs, columns = s["num_seqs"], 6
+    return [
+        {
+            "logits": make.normal(seqs, s["vocab_size"], scale=3.0),
+            "token_ids": make.ids(seqs, s["vocab_size"]),
+            "out_ids": make.empty(seqs, columns, dtype=torch.int32),
+            "out_logprobs": make.empty(seqs, columns, dtype=torch.float32),
+        }
+        for _ in range(make.count)
+    ]
+
+
+_MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
+    "swiglu": _swiglu,
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "rope": _rope,
+    "vocab_embedding": _vocab_embedding,
+    "dense_gemm": _dense_gemm,
+    "update_kv_buffer": _update_kv_buffer,
+    "update_kv_index": _update_kv_index,
+    "flash_decoding": _flash_decoding,
+    "flashattention2_nopad": _flashattention2_nopad,
+    "sample": _sample,
+    "top_logprobs": _top_logprobs,
+}

@@ -1,0 +1,183 @@
+"""The search for tiles and the measurement of rows, with a clock that the test holds: what is wrong is never timed or stored."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.device import device_info, known_devices
+from rapid_llm.kernels.dispatcher.catalog import catalog
+from rapid_llm.kernels.dispatcher.dispatch import load_target
+from rapid_llm.kernels.measure import tuner
+from rapid_llm.kernels.measure.candidates import candidates
+from rapid_llm.kernels.measure.serving import serving_sizes
+from rapid_llm.kernels.measure.timer import COLD_BYTES, MAX_SETS, Timing, sets_for
+from rapid_llm.kernels.measure.workloads import variants, workload
+from rapid_llm.kernels.ops.tile_policy import Tile, choose_tiles, fits, forget_tiles, resolve_tiles, tiled_ops, tiles_by
+from rapid_llm.kernels.provenance import is_installed
+
+CPU = device_info("cpu")
+SMALL = {"num_tokens": 3, "d": 512}
+needs_interpreter = pytest.mark.skipif(
+    not is_installed("triton") or os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
+    reason="tries tiles in Triton's interpreter",
+)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Times by tile: the wider the tile, the faster, as far as ``fastest``."""
+    seen = []
+
+    def measure(calls, *, reset=None, budget_s=0.0, eager=False):
+        tile = resolve_tiles("swiglu", device=CPU, dtype="float32", **SMALL)
+        seen.append(tile)
+        us = 10.0 if tile.BLOCK_N != 512 else 5.0 + tile.num_warps
+        return Timing(us, us, us, 1, "graph", 0.0)
+
+    monkeypatch.setattr(tuner, "measure", measure)
+    return seen
+
+
+@needs_interpreter
+def test_the_fastest_tile_of_a_bucket_is_stored_and_served(clock):
+    [found] = tuner.tune_op("swiglu", CPU, "float32", [SMALL])
+
+    assert found.entry["bucket"] == "d=512,num_tokens=4"
+    assert found.entry["tile"] == {"BLOCK_N": 512, "num_warps": 1, "num_stages": 1}
+    assert found.tried == len(clock) > 1
+    assert choose_tiles("swiglu", CPU, "float32", SMALL).source.startswith("heuristic")
+    tuner.store_tiles(CPU, [found])
+    choice = choose_tiles("swiglu", CPU, "float32", {"num_tokens": 4, "d": 300})
+    assert (choice.source, choice.tile.num_warps) == ("store:user", 1)
+    forget_tiles()
+
+
+@needs_interpreter
+def test_a_second_search_replaces_the_first_and_leaves_the_others(clock):
+    tuner.store_tiles(CPU, list(tuner.tune_op("swiglu", CPU, "float32", [SMALL, {"num_tokens": 3, "d": 128}])))
+    path = tuner.store_tiles(CPU, list(tuner.tune_op("swiglu", CPU, "float32", [SMALL])))
+    assert path.read_text().count('"bucket"') == 2
+    forget_tiles()
+
+
+@needs_interpreter
+def test_a_tile_with_wrong_results_is_refused_before_it_is_timed(clock, monkeypatch):
+    native = load_target(tuner.native_row("swiglu"))
+
+    def broken(gate_up, *, out):
+        native(gate_up, out=out)
+        if resolve_tiles("swiglu", device=CPU, dtype="float32", **SMALL).num_warps == 1:
+            out.add_(1.0)
+        return out
+
+    monkeypatch.setattr(tuner, "load_target", lambda row: broken if "triton" in row.name else load_target(row))
+    [found] = tuner.tune_op("swiglu", CPU, "float32", [SMALL])
+    assert found.entry["tile"]["num_warps"] != 1
+    assert found.refused
+    assert all("relative error" in text for text in found.refused)
+    assert all(tile.num_warps != 1 for tile in clock)
+
+
+@needs_interpreter
+def test_a_gain_below_the_noise_keeps_the_heuristics_tile(monkeypatch):
+    monkeypatch.setattr(tuner, "measure", lambda calls, **_: Timing(10.0, 10.0, 10.0, 1, "graph", 0.0))
+    [found] = tuner.tune_op("swiglu", CPU, "float32", [SMALL])
+    assert found.entry["tile"] == choose_tiles("swiglu", CPU, "float32", SMALL).tile.launch()
+
+
+@pytest.mark.parametrize("op", tiled_ops())
+@pytest.mark.parametrize("device", known_devices())
+def test_every_candidate_fits_its_device_and_the_heuristic_comes_first(op, device):
+    device = device_info(device)
+    for sizes in serving_sizes(op):
+        asked = {name: value for name, value in sizes.items() if name != "num_rows"}
+        tiles = candidates(op, device, "bfloat16", asked)
+        assert tiles[0] == choose_tiles(op, device, "bfloat16", asked).tile
+        assert all(fits(op, tile, device, "bfloat16", asked) for tile in tiles[1:])
+        assert len(tiles) == len(set(tiles)) <= 40
+
+
+def test_candidates_hold_whole_groups_of_scales():
+    tiles = candidates(
+        "dense_gemm", device_info("h200"), "bfloat16", {"num_tokens": 16, "n": 4096, "k": 4096}, block_k_multiple=128
+    )
+    assert tiles
+    assert all(tile.BLOCK_K % 128 == 0 for tile in tiles)
+
+
+@pytest.mark.parametrize("op", sorted(catalog().contracts))
+def test_every_ops_calls_run_and_cost_what_the_contract_says(op):
+    contract = catalog().contract(op)
+    row = next(row for row in catalog().rows[op] if row.fallback)
+    sizes = {name: min(value, 300) for name, value in serving_sizes(op)[1].items()}
+    if "num_heads" in sizes:
+        sizes |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64} | ({"rotary_dim": 64} if "rotary_dim" in sizes else {})
+    for variant in variants(op):
+        call = workload(op, sizes, "float32", variant=variant, device="cpu", max_sets=2)
+        function = load_target(row)
+        expected = call.outputs(function)
+        assert not call.difference(function, expected)
+        broken = {name: values + 1 for name, values in expected.items()}
+        assert call.difference(function, broken)
+        for run in call.calls(function):
+            run()
+        assert len(call.sets) <= 2
+    cost = contract.cost(sizes, 2)
+    assert cost.read > 0
+    assert cost.written > 0
+    assert contract.cost(sizes, 4).written >= cost.written
+
+
+def test_reading_and_writing_calls_find_their_tensors_as_they_were():
+    call = workload("add_rms_norm", {"num_tokens": 3, "d": 64}, "float32", device="cpu", max_sets=2)
+    before = [entry["residual"].clone() for entry in call.sets]
+    function = load_target(next(row for row in catalog().rows["add_rms_norm"] if row.fallback))
+    for run in call.calls(function):
+        run()
+    assert not torch.equal(call.sets[1]["residual"], before[1])
+    call.reset()
+    assert all(torch.equal(entry["residual"], values) for entry, values in zip(call.sets, before, strict=True))
+
+
+def test_sets_amount_to_more_than_a_cache_unless_they_are_tiny():
+    assert sets_for(COLD_BYTES // 8) == 8
+    assert sets_for(COLD_BYTES * 3) == 1
+    assert sets_for(100) == MAX_SETS
+
+
+def test_large_token_counts_have_buckets_of_their_own():
+    tiles = {tokens: choose_tiles("dense_gemm", device_info("h200"), "bfloat16", {"num_tokens": tokens, "n": 4096, "k": 4096})
+             for tokens in (64, 4096)}  # fmt: skip
+    assert tiles[64] != tiles[4096]
+
+
+def test_trials_end_with_their_block_and_an_unknown_op_is_refused():
+    tile = Tile(BLOCK_N=128, num_warps=1)
+    with tiles_by(lambda op, dtype, sizes: tile):
+        assert resolve_tiles("swiglu", device=CPU, dtype="float32", **SMALL) is tile
+    assert resolve_tiles("swiglu", device=CPU, dtype="float32", **SMALL) is not tile
+    with pytest.raises(ConfigError, match="no tiles to search"):
+        tuner.tunable(["update_kv_buffer"])
+
+
+@pytest.mark.case("D1")
+def test_a_stored_tile_too_large_for_the_card_is_ignored_with_a_warning():
+    device, sizes = device_info("rtx5090"), {"num_tokens": 4096, "n": 4096, "k": 4096}
+    usual = choose_tiles("dense_gemm", device, "bfloat16", sizes, any_triton=True)
+    row = tuner.native_row("dense_gemm")
+    entry = {
+        "op": "dense_gemm",
+        "bucket": "k=4096,n=4096,num_tokens=4096",
+        "dtype": "bfloat16",
+        "target": row.target,
+        "source_hash": tuner.source_hash(row.target),
+        "triton": "3.6",
+        "tile": dataclasses.asdict(Tile(128, 256, 64, num_warps=8, num_stages=4)),
+    }
+    tuner.store_tiles(device, [tuner.Tuned(entry, 1)])
+    with pytest.warns(UserWarning, match="too large for the shared memory of rtx5090"):
+        assert choose_tiles("dense_gemm", device, "bfloat16", sizes, any_triton=True) == usual
+    forget_tiles()

@@ -12,9 +12,12 @@ OLD_TRITON := 3.6.0
 NEW_TRITON := 3.9.0
 OLD := PYTHONPATH=$(CURDIR)/.cache/triton-$(OLD_TRITON)
 NEW := PYTHONPATH=$(CURDIR)/.cache/triton-$(NEW_TRITON)
+# The compiler of CUDA C++ sources: the version that the CUDA build of torch in constraints-cuda.txt brings along.
+NVRTC := 13.0.88
+NVRTC_PATH := $(CURDIR)/.cache/nvrtc-$(NVRTC)
 COMPILE := TRITON_CACHE_DIR=$(CURDIR)/.cache/triton-cache $(PYTEST) tests/compile
 GPU := $(shell nvidia-smi >/dev/null 2>&1 && echo yes)
-TRITONS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW_TRITON)/.setup)
+COMPILERS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW_TRITON)/.setup .cache/nvrtc-$(NVRTC)/.setup)
 DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 
 .PHONY: setup demo test test-gpu compile-matrix check fmt bench clean
@@ -22,23 +25,23 @@ DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 setup: $(VENV)/.setup
 demo: setup
 	$(BIN)/rapid-llm chat "What is the capital of France? Answer in one sentence." --temperature 0 --stats
-test: $(VENV)/.setup-dev $(TRITONS)
+test: $(VENV)/.setup-dev $(COMPILERS)
 	$(PYTEST) tests --ignore tests/kernels --ignore tests/compile
 ifeq ($(GPU),yes)
 	$(PYTEST) tests/kernels
 	$(COMPILE) --devices a100,rtx3090,h200,rtx5090
 else
 	$(NEW) TRITON_INTERPRET=1 $(PYTEST) tests/kernels
-	$(NEW) $(COMPILE) --devices a100,rtx3090,rtx5090
+	$(NEW):$(NVRTC_PATH) $(COMPILE) --devices a100,rtx3090,rtx5090
 	$(OLD) $(COMPILE) --devices h200
 endif
 test-gpu: $(VENV)/.setup-dev
 	sh scripts/test_gpu.sh $(BIN)/python .cache/gpu
-compile-matrix: $(VENV)/.setup-dev $(TRITONS)
+compile-matrix: $(VENV)/.setup-dev $(COMPILERS)
 ifeq ($(GPU),yes)
 	$(COMPILE) --devices $(DEVICES)
 else
-	$(NEW) $(COMPILE) --devices $(DEVICES)
+	$(NEW):$(NVRTC_PATH) $(COMPILE) --devices $(DEVICES)
 	$(OLD) $(COMPILE) --devices $(DEVICES)
 endif
 check: $(VENV)/.setup-dev
@@ -53,7 +56,7 @@ bench: $(VENV)/.setup-dev
 	$(BIN)/python -m benchmarks.engine.bench_offline
 	$(BIN)/python -m benchmarks.engine.bench_startup
 clean:
-	rm -rf .cache/triton-* $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf .cache/triton-* .cache/nvrtc-* $(VENV) .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.setup: $(PINS)
 	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) serve,demo
@@ -63,4 +66,7 @@ $(VENV)/.setup-dev: $(VENV)/.setup
 	touch $@
 .cache/triton-%/.setup: | $(VENV)/.setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .cache/triton-$* triton==$*
+	touch $@
+.cache/nvrtc-%/.setup: | $(VENV)/.setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .cache/nvrtc-$* nvidia-cuda-nvrtc==$*
 	touch $@

@@ -22,15 +22,23 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def write(name: str, results: dict[str, Any]) -> Path:
-    """Append a line to results/<name>.jsonl. RAPID_COMMIT names the commit in place of git."""
-    line = {
+    """Append a line of results to results/<name>.jsonl."""
+    return append(name, facts() | {"results": results})
+
+
+def facts() -> dict[str, Any]:
+    """What every line of a run says: when, by which command, of which commit, where. RAPID_COMMIT names it in place of git."""
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", *([name_of_module()] if name_of_module() else []), *sys.argv[1:]]),
         "commit": commit(),
         "machine": machine(),
         "versions": {package: _version(package) for package in PACKAGES} | {"python": platform.python_version()},
-        "results": results,
     }
+
+
+def append(name: str, line: dict[str, Any]) -> Path:
+    """Append a line to results/<name>.jsonl."""
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{name}.jsonl"
     with file.open("a") as out:

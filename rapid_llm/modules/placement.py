@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rapid_llm.kernels.device import DeviceInfo
-from rapid_llm.kernels.dispatcher.dispatch import choose, load_prepare, load_target
+from rapid_llm.kernels.dispatcher.dispatch import choose_by_size, load_prepare, load_target
 from rapid_llm.kernels.dispatcher.ranking import Question
 
 Call = Callable[[], Any]
@@ -51,6 +51,23 @@ class BoundKernel:
         return result
 
 
+class BoundBySize:
+    """The rows that serve an op for one layer, each for calls up to a number of tokens."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: tuple[tuple[int, BoundKernel], ...]) -> None:
+        self._pieces = pieces
+
+    def __call__(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the row of this number of tokens, rows of the first tensor."""
+        count = first.shape[0]
+        for most, kernel in self._pieces:
+            if count <= most:
+                return kernel(first, *args, **kwargs)
+        return self._pieces[-1][1](first, *args, **kwargs)
+
+
 @dataclass(frozen=True)
 class Placement:
     """Passed to every layer's constructor.
@@ -74,11 +91,12 @@ class Placement:
         """The dtype as kernel rows name it."""
         return str(self.dtype).removeprefix("torch.")
 
-    def kernel(self, op: str, **sizes: int) -> BoundKernel:
-        """The row that serves ``op`` here, to be kept by the layer: no look-up on the step's path."""
+    def kernel(self, op: str, **sizes: int) -> BoundKernel | BoundBySize:
+        """What serves ``op`` here, kept by the layer: one row, or the fastest for each number of tokens where they differ."""
         self.questions.append(Question(op, self.info, self.dtype_name, sizes))
-        row = choose(op, device=self.info, dtype=self.dtype_name, **sizes)
-        return BoundKernel(load_target(row), load_prepare(row), self.recorder)
+        pieces = choose_by_size(op, device=self.info, dtype=self.dtype_name, **sizes)
+        bound = tuple((most, BoundKernel(load_target(row), load_prepare(row), self.recorder)) for most, row in pieces)
+        return bound[0][1] if len(bound) == 1 else BoundBySize(bound)
 
     def weight(self, *shape: int, transposed: bool = False) -> torch.Tensor:
         """A parameter of ``shape``, NaN until it is loaded.

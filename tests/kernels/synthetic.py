@@ -26,6 +26,7 @@ CONTRACT = Contract(
     sweep=({"num_tokens": 0, "d": 8}, {"num_tokens": 3, "d": 5}),
     defaults={"num_tokens": 1, "d": 4096},
     cost=lambda sizes, itemsize: Cost(*2 * (sizes["num_tokens"] * sizes["d"] * itemsize,)),
+    free="num_tokens",
     hard=("huge",),
 )
 

@@ -10,7 +10,7 @@ from rapid_llm.errors import ConfigError, NoKernelError
 from rapid_llm.kernels.device import device_info
 from rapid_llm.kernels.dispatcher import ranking
 from rapid_llm.kernels.dispatcher.catalog import build_catalog, catalog
-from rapid_llm.kernels.dispatcher.dispatch import choose, dispatch, fallback_summary, verified_elsewhere_summary
+from rapid_llm.kernels.dispatcher.dispatch import choose, choose_by_size, dispatch, fallback_summary, verified_elsewhere_summary
 from rapid_llm.kernels.dispatcher.evidence import latency_key
 from rapid_llm.kernels.dispatcher.ranking import Question
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Family, KernelSpec, Limit
@@ -250,6 +250,47 @@ def test_an_override_that_cannot_be_honoured_is_refused(override, told, world, m
         dispatch("double", device=CPU, dtype="float32")
 
     assert "RAPID_KERNELS" in str(caught.value)
+
+
+# ---- by size
+
+
+def _measured(world, row, times, **fields):
+    """Evidence of ``row`` on an H200, with latencies by number of tokens."""
+    latencies = {latency_key("float32", {"num_tokens": tokens, "d": 4096}): us for tokens, us in times.items()}
+    world.passed(row, device="cpu", latencies_us=latencies, **fields)
+
+
+def test_each_bucket_of_tokens_gets_the_row_that_is_fastest_there(world):
+    few, many = world.row("few.double", priority=5), world.row("many.double")
+    world.row("torch.double", fallback=True)
+    _measured(world, few, {1: 1.0, 64: 9.0})
+    _measured(world, many, {1: 2.0, 64: 8.0})
+
+    pieces = choose_by_size("double", device=CPU, dtype="float32", d=4096)
+
+    # 8 tokens lie as near to 1 as to 64: the smaller decides
+    assert [(most, row.name) for most, row in pieces] == [(8, "few.double"), (1 << 20, "many.double")]
+
+
+def test_without_latencies_one_row_serves_every_size(world):
+    for name in ("a.double", "b.double"):
+        world.passed(world.row(name))
+    assert [row.name for _, row in choose_by_size("double", device=CPU, dtype="float32", d=4096)] == ["a.double"]
+
+
+def test_latencies_of_an_unverified_row_and_of_another_source_do_not_count(world):
+    fast, sure = world.row("fast.double"), world.row("sure.double")
+    _measured(world, sure, {1: 2.0})
+    _measured(world, fast, {1: 1.0}, source_hash="0" * 64)
+    assert [row.name for _, row in choose_by_size("double", device=CPU, dtype="float32", d=4096)] == ["sure.double"]
+
+
+def test_an_override_serves_every_size(world, monkeypatch):
+    for name in ("few.double", "many.double"):
+        _measured(world, world.row(name), {1: len(name), 64: 1.0})
+    monkeypatch.setenv("RAPID_KERNELS", "double=many.double")
+    assert [row.name for _, row in choose_by_size("double", device=CPU, dtype="float32", d=4096)] == ["many.double"]
 
 
 # ---- the start line

@@ -11,9 +11,11 @@ from rapid_llm.errors import ConfigError, NoKernelError
 from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.dispatcher import catalog as catalogs
 from rapid_llm.kernels.dispatcher.evidence import evidence_for, load_records
-from rapid_llm.kernels.dispatcher.ranking import Question, Ranking, Verdict, rank
+from rapid_llm.kernels.dispatcher.ranking import Question, Ranking, Verdict, measured_us, rank
 from rapid_llm.kernels.ops.interfaces import KernelSpec, Phase
 from rapid_llm.kernels.provenance import triton_minor
+
+_Items = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,6 @@ def choose(op: str, phase: Phase | None = None, /, *, device: DeviceInfo, dtype:
     return _choose(op, phase, device, dtype, tuple(sorted(sizes.items())), overrides)
 
 
-_Items = tuple[tuple[str, Any], ...]
-
-
 @lru_cache(maxsize=4096)
 def _choose(op: str, phase: Phase | None, device: DeviceInfo, dtype: str, sizes: _Items, overrides: _Items) -> KernelSpec:
     question = Question(op, device, dtype, dict(sizes), phase)
@@ -64,9 +63,46 @@ def _choose(op: str, phase: Phase | None, device: DeviceInfo, dtype: str, sizes:
     return choice.chosen.row
 
 
+Pieces = tuple[tuple[int, KernelSpec], ...]
+"""Rows by size, smallest first: (largest value that the row serves, row)."""
+
+
+def choose_by_size(op: str, /, *, device: DeviceInfo, dtype: str, **sizes: int) -> Pieces:
+    """As ``choose``, for calls whose free size (``Contract.free``) varies: in each bucket of it the row that is fastest there.
+
+    Where nothing is measured, or there is nothing to choose between, one row serves all.
+    """
+    overrides = tuple(sorted(environment().kernels.items()))
+    return _choose_by_size(op, device, dtype, tuple(sorted(sizes.items())), overrides)
+
+
+@lru_cache(maxsize=4096)
+def _choose_by_size(op: str, device: DeviceInfo, dtype: str, sizes: _Items, overrides: _Items) -> Pieces:
+    contract = catalogs.catalog().contract(op)
+    most = int(contract.maxima.get(contract.free, 0))
+    usual = answer(Question(op, device, dtype, dict(sizes), None), dict(overrides))
+    natives = [verdict for verdict in usual.ranking.eligible if not verdict.row.fallback]
+    alone = ((most, _choose(op, None, device, dtype, sizes, overrides)),)
+    if not contract.free or contract.free in dict(sizes) or usual.override or len(natives) < 2:
+        return alone
+    pieces: list[tuple[int, KernelSpec]] = []
+    for exponent in range(most.bit_length()):
+        bucket = {**contract.defaults, **dict(sizes), contract.free: 1 << exponent}
+        times = [(measured_us(verdict.evidence, dtype, bucket, contract.free), verdict.row) for verdict in natives]
+        known = [(us, row) for us, row in times if us is not None]
+        if not known and not pieces:
+            continue  # the first bucket that is known serves those below it too
+        row = min(known, key=lambda each: each[0])[1] if known else pieces[-1][1]
+        if pieces and pieces[-1][1] is row:
+            pieces.pop()
+        pieces.append((1 << exponent, row))
+    return tuple(pieces) or alone
+
+
 def forget_choices() -> None:
     """Drop the cached answers; call it after evidence was written in this process."""
     _choose.cache_clear()
+    _choose_by_size.cache_clear()
 
 
 def answer(question: Question, overrides: Mapping[str, str]) -> Choice:

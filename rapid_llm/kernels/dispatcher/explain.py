@@ -9,7 +9,7 @@ from rapid_llm.kernels.device import DeviceInfo, is_this_machine
 from rapid_llm.kernels.dispatcher import catalog as catalogs
 from rapid_llm.kernels.dispatcher.dispatch import Choice, answer
 from rapid_llm.kernels.dispatcher.ranking import Question, Verdict, why_after, why_first
-from rapid_llm.kernels.ops.interfaces import Contract, Phase, Sizes
+from rapid_llm.kernels.ops.interfaces import ITEMSIZE, Contract, Phase, Sizes
 from rapid_llm.kernels.ops.tile_policy import TileChoice, choose_tiles, tiled_ops
 
 
@@ -24,7 +24,7 @@ class Explanation:
         eligible: rows that may serve, best first: {"name", "why"}.
         evidence: of the chosen row: {"state", "record", "source_hash"}; None without one.
         tiles: launch knobs of the chosen row and their "source"; None when it takes none from the tile policy.
-        contract: of the op.
+        contract: of the op, its cost as bytes and operations of this call.
     """
 
     op: str
@@ -109,7 +109,7 @@ def explain(
         eligible=tuple({"name": verdict.row.name, "why": _why(verdict, choice)} for verdict in choice.ranking.eligible),
         evidence=_evidence(chosen) if chosen else None,
         tiles=_tiles(chosen, question) if chosen else None,
-        contract=asdict(contract),
+        contract=asdict(contract) | {"cost": asdict(contract.cost(question.sizes, ITEMSIZE[dtype]))},
     )
 
 

@@ -96,7 +96,12 @@ def _judge(row: KernelSpec, question: Question, contract: Contract, records: tup
         *_sizes(row, question.sizes, contract),
         *([f"unverified: {evidence.why_not}"] if evidence.why_not else []),
     ]
-    return Verdict(row, evidence, tuple(reasons), _latency(evidence, question, contract))
+    return Verdict(
+        row,
+        evidence,
+        tuple(reasons),
+        measured_us(evidence, question.dtype, {**contract.defaults, **question.sizes}, contract.free),
+    )
 
 
 def _missing_packages(row: KernelSpec, triton: str | None) -> list[str]:
@@ -137,10 +142,21 @@ def _allows_all(limit: Limit, maximum: float) -> bool:
     return limit.low <= 1 and limit.high >= maximum and limit.multiple == 1
 
 
-def _latency(evidence: Evidence, question: Question, contract: Contract) -> float | None:
+_NEAREST_BUCKETS = (0, -1, 1, -2, 2, -3, 3)  # of the free size, in powers of two; of two as near the smaller first
+
+
+def measured_us(evidence: Evidence, dtype: str, sizes: Sizes, free: str) -> float | None:
+    """The latency that lies beside a row's evidence for a call of all these sizes; None unless the row is verified here.
+
+    Where the bucket of the ``free`` size was not measured, that of the nearest bucket that was, within a factor of eight.
+    """
     if evidence.state != "verified_here" or evidence.record is None:
         return None
-    return evidence.record.latencies_us.get(latency_key(question.dtype, {**contract.defaults, **question.sizes}))
+    latencies = evidence.record.latencies_us
+    if not free or not sizes.get(free):
+        return latencies.get(latency_key(dtype, sizes))
+    keys = (latency_key(dtype, {**sizes, free: max(int(sizes[free] * 2.0**step), 1)}) for step in _NEAREST_BUCKETS)
+    return next((latencies[key] for key in keys if key in latencies), None)
 
 
 def _order(verdict: Verdict) -> tuple[bool, float, int, str]:

@@ -23,6 +23,14 @@ _MOST_KEYS = 1 << 19  # of all sequences of a decode batch: 2.1 GB of 8 heads of
 PAGE_SIZE = 16
 
 
+def tuning_sizes(op: str) -> list[Sizes]:
+    """The serving sizes that a search of tiles tries: all, but few of decode attention, whose one tile serves every length."""
+    sizes = serving_sizes(op)
+    if op != "flash_decoding":
+        return sizes
+    return [each for each in sizes if each["num_seqs"] in (1, 64) and each["kv_len"] in (1024, 8192)]
+
+
 def serving_sizes(op: str) -> list[Sizes]:
     """Every set of sizes of ``op``, all that its contract names. Raises: ConfigError on an op without any here."""
     if op not in _SIZES:

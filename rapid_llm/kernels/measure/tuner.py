@@ -18,10 +18,10 @@ from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import forget_choices, load_target
-from rapid_llm.kernels.dispatcher.evidence import latency_key, load_records, record_latencies
+from rapid_llm.kernels.dispatcher.evidence import evidence_for, latency_key, load_records, record_latencies
 from rapid_llm.kernels.dispatcher.ranking import Question, rank
 from rapid_llm.kernels.measure.candidates import candidates
-from rapid_llm.kernels.measure.serving import serving_sizes
+from rapid_llm.kernels.measure.serving import tuning_sizes
 from rapid_llm.kernels.measure.timer import Timing, measure
 from rapid_llm.kernels.measure.workloads import Workload, variants, workload
 from rapid_llm.kernels.ops.interfaces import KernelSpec, Sizes
@@ -75,7 +75,7 @@ def native_row(op: str) -> KernelSpec:
 
 
 def tune_op(op: str, device: DeviceInfo, dtype: str, sizes: Sequence[Sizes] | None = None) -> Iterator[Tuned]:
-    """Search the tiles of every bucket that ``sizes`` (None: the serving sizes) fall into, one result each.
+    """Search the tiles of every bucket that ``sizes`` (None: the tuning sizes) fall into, one result each.
 
     A bucket may hold several sizes (a decode tile serves every batch and context): the tile is best for all of them together.
     """
@@ -106,7 +106,7 @@ def _buckets(op: str, device: DeviceInfo, dtype: str, sizes: Sequence[Sizes] | N
     """Sizes as the row asks for its tile, and whole, by bucket."""
     function = load_target(native_row(op))
     buckets: dict[str, list[tuple[Sizes, Sizes]]] = {}
-    for each in sizes if sizes is not None else serving_sizes(op):
+    for each in sizes if sizes is not None else tuning_sizes(op):
         asked = _sizes_asked(op, function, device, dtype, each)
         if asked is not None:
             buckets.setdefault(shape_bucket(asked), []).append((asked, each))
@@ -132,12 +132,13 @@ def _sizes_asked(op: str, function: Callable[..., Any], device: DeviceInfo, dtyp
 
 def _tune_bucket(op: str, device: DeviceInfo, dtype: str, bucket: str, members: list[tuple[Sizes, Sizes]]) -> Tuned:
     row = native_row(op)
-    function, oracle = load_target(row), load_target(_fallback(op))
+    function, oracle = load_target(row), load_target(_oracle(op, device))
     calls = [workload(op, sizes, dtype, variant=variant, device=device.type) for _, sizes in members for variant in variants(op)]
-    expected = [call.outputs(oracle) for call in calls]
+    tiles = candidates(op, device, dtype, members[0][0])
+    with tiles_by(lambda *_: tiles[0]):
+        expected = [call.outputs(oracle) for call in calls]
     times: dict[Tile, float] = {}
     refused: list[str] = []
-    tiles = candidates(op, device, dtype, members[0][0])
     for tile in tiles:
         with tiles_by(lambda *_, tile=tile: tile):
             problem = _problem(function, calls, expected)
@@ -186,6 +187,13 @@ def _refusals() -> tuple[type[Exception], ...]:
     from triton.errors import TritonError
 
     return (TritonError, RuntimeError, ValueError)
+
+
+def _oracle(op: str, device: DeviceInfo) -> KernelSpec:
+    """The row that says what is right: the native one as its evidence knows it, with the heuristic's tile; else plain torch."""
+    row = native_row(op)
+    evidence = evidence_for(row, device, triton=triton_minor(), here=True, records=load_records())
+    return row if evidence.state == "verified_here" else _fallback(op)
 
 
 def _fallback(op: str) -> KernelSpec:

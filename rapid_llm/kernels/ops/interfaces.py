@@ -10,6 +10,9 @@ from rapid_llm.kernels.device import DeviceInfo
 Phase = Literal["decode", "prefill", "both"]
 """What an op's row serves: rows of one new token a sequence, rows of many, or both."""
 
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of an element, by compute dtype."""
+
 Sizes = Mapping[str, int]
 """Named sizes of one call of an op (``{"num_tokens": 7, "d": 1536}``); the names are the contract's."""
 
@@ -156,6 +159,7 @@ class Contract:
         sweep: sizes that verify runs and benchmarks sweep: decode and prefill, boundaries and ragged ones.
         defaults: sizes that ``explain`` assumes when it is told none.
         ids: what the values of an integer tensor may be, as text: {"slot_mapping": "-1 <= id < num_rows"}; -1 is skipped.
+        free: the size that varies from call to call and is the first dimension of the first tensor; "" where there is none.
         cost: sizes and bytes of a compute element -> Cost of a call.
         devices: names in the device table that the op is meant to serve on.
         hard: hostile inputs it must stand, by the name of the case that makes them.
@@ -170,6 +174,7 @@ class Contract:
     sweep: tuple[Sizes, ...]
     defaults: Sizes
     cost: Callable[[Sizes, int], Cost]
+    free: str = ""
     ids: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "a100", "rtx3090", "l40s", "h200", "b200", "rtx5090")
     hard: tuple[str, ...] = ()

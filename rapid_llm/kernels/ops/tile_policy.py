@@ -21,7 +21,7 @@ from typing import Any
 from rapid_llm.envs import nearest
 from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.device import DeviceInfo, current_device
-from rapid_llm.kernels.ops.interfaces import Sizes
+from rapid_llm.kernels.ops.interfaces import ITEMSIZE, Sizes
 from rapid_llm.kernels.provenance import source_hash, triton_minor
 from rapid_llm.kernels.store import StoreFile, read_stores, warn_once
 
@@ -29,7 +29,6 @@ _WIDE_SMEM = 160 * 1024  # two stages of a 128 x 256 x 64 bf16 product and its a
 _SMALLEST_SMEM = 65_536
 _SMALLEST_BLOCK = 16  # the least side of a tensor-core product in Triton
 _FEW_PROGRAMS = 96  # of a matrix product: fewer leave multiprocessors of a large card idle
-_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class TileTier(Enum):
@@ -141,7 +140,7 @@ def _choose(
     if stored is not None:
         return stored
     tier = tile_tier(device)
-    room = _Room(tier, device.smem or _SMALLEST_SMEM, _ITEMSIZE[dtype], block_k_multiple)
+    room = _Room(tier, device.smem or _SMALLEST_SMEM, ITEMSIZE[dtype], block_k_multiple)
     return TileChoice(heuristic(room, sizes), f"heuristic:{tier.value}")
 
 
@@ -160,9 +159,9 @@ def _checked(op: str, dtype: str, sizes: Sizes, block_k_multiple: int) -> "_Heur
     if op not in _HEURISTICS:
         wanted = nearest(op, _HEURISTICS)
         raise ConfigError("no tiles for this op", got=repr(op), wanted=wanted, change="add its heuristic to tile_policy.py")
-    if dtype not in _ITEMSIZE:
+    if dtype not in ITEMSIZE:
         raise ConfigError(
-            f"no tiles of {op} in this dtype", got=repr(dtype), wanted=nearest(dtype, _ITEMSIZE), change="name another"
+            f"no tiles of {op} in this dtype", got=repr(dtype), wanted=nearest(dtype, ITEMSIZE), change="name another"
         )
     heuristic, needed, others = _HEURISTICS[op]
     for name in sizes:
@@ -235,7 +234,7 @@ def _ignore(store: StoreFile, op: str, why: str) -> None:
 
 def smem_bytes(op: str, tile: Tile, dtype: str, sizes: Sizes) -> int:
     """Shared memory that the operands of a tile's stages take; 0 for ops that keep everything in registers."""
-    itemsize = _ITEMSIZE[dtype]
+    itemsize = ITEMSIZE[dtype]
     block_m, block_n, block_k = tile.BLOCK_M or 1, tile.BLOCK_N or 1, tile.BLOCK_K or 1
     if op == "dense_gemm" and block_m > 1:
         return tile.num_stages * (block_m + block_n) * block_k * itemsize

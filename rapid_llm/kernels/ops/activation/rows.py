@@ -29,6 +29,7 @@ SWIGLU = Contract(
     ),
     defaults={"num_tokens": 1, "d": 14336},
     cost=_swiglu_cost,
+    free="num_tokens",
     hard=("large_magnitude",),
 )
 

@@ -114,6 +114,7 @@ FLASH_DECODING = Contract(
     ),
     defaults=_sizes((32, 8), 128, 1, 1, 4096),
     cost=_decode_cost,
+    free="num_seqs",
     ids={
         **_TABLE_IDS,
         "table_rows": "0 <= id < num_table_rows; anything where seq_lens is 0",

@@ -31,6 +31,7 @@ VOCAB_EMBEDDING = Contract(
     ),
     defaults={"num_tokens": 1, "vocab_size": 128256, "hidden_size": 4096},
     cost=_vocab_embedding_cost,
+    free="num_tokens",
     ids={"ids": "-1 <= id < vocab_size"},
     hard=("padding_ids",),
 )

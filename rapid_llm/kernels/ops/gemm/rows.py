@@ -34,6 +34,7 @@ DENSE_GEMM = Contract(
     ),
     defaults={"num_tokens": 1, "n": 4096, "k": 4096},
     cost=_dense_gemm_cost,
+    free="num_tokens",
     hard=("large_magnitude",),
 )
 

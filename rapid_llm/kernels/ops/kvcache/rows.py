@@ -50,6 +50,7 @@ UPDATE_KV_BUFFER = Contract(
     ),
     defaults=_buffer_sizes(1, 8, 128, 1 << 16),
     cost=_buffer_cost,
+    free="num_tokens",
     ids={"slot_mapping": "any int32, those in 0 <= id < num_rows distinct; the others are skipped"},
     hard=("padding_slots",),
 )

@@ -41,6 +41,7 @@ RMS_NORM = Contract(
     sweep=_SWEEP,
     defaults={"num_tokens": 1, "d": 4096},
     cost=_rms_norm_cost,
+    free="num_tokens",
     hard=("large_magnitude", "zero_rows"),
 )
 
@@ -59,6 +60,7 @@ ADD_RMS_NORM = Contract(
     sweep=_SWEEP,
     defaults={"num_tokens": 1, "d": 4096},
     cost=_add_rms_norm_cost,
+    free="num_tokens",
     hard=("large_magnitude", "zero_rows"),
 )
 

@@ -46,6 +46,7 @@ ROPE = Contract(
     ),
     defaults=_sizes(1, 32, 8, 128, 128),
     cost=_rope_cost,
+    free="num_tokens",
     ids={"positions": "0 <= id < max_positions"},
     hard=("large_magnitude",),
 )

@@ -39,6 +39,7 @@ SAMPLE = Contract(
     ),
     defaults={"num_seqs": 1, "vocab_size": 128256},
     cost=_logits_cost,
+    free="num_seqs",
     ids={
         "top_k": "any int32; <= 0 or >= vocab_size is off",
         "seeds": "any int64",
@@ -70,6 +71,7 @@ TOP_LOGPROBS = Contract(
     ),
     defaults={"num_seqs": 1, "vocab_size": 128256},
     cost=_logits_cost,
+    free="num_seqs",
     ids={
         "token_ids": "-1 <= id < vocab_size; -1 gives (-1, nan) in column 0",
         "out_ids": "0 <= id < vocab_size, or -1 with nan in every column of a row with a NaN or with nothing above -inf",

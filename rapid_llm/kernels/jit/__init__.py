@@ -1,0 +1,1 @@
+"""CUDA C++ for what Triton cannot say: sources, their compiler (NVRTC), the cache of binaries, their launch."""

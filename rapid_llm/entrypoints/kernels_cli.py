@@ -149,14 +149,15 @@ def run_tune(arguments: argparse.Namespace) -> int:
                 print(_tuned_text(each), flush=True)
             print(f"{len(found)} buckets of {op} in {tuner.store_tiles(device, found)}", flush=True)
     if arguments.only != "tiles":
-        cells = [(op, sizes) for op in arguments.op or catalog().contracts for sizes in serving_sizes(op)]
-        clock = tuner.Clock(len(cells))
-        measured: list[tuner.Measured] = []
-        for op, sizes in cells:
-            results = tuner.measure_rows(op, device, dtype, sizes)
-            measured += results
-            print(f"{clock.step()}: {op} {_shape_text(sizes)}  {_times_text(results)}", flush=True)
-        tuner.store_latencies(device, measured)
+        ops = arguments.op or list(catalog().contracts)
+        clock = tuner.Clock(sum(len(serving_sizes(op)) for op in ops))
+        for op in ops:
+            measured: list[tuner.Measured] = []
+            for sizes in serving_sizes(op):
+                results = tuner.measure_rows(op, device, dtype, sizes)
+                measured += results
+                print(f"{clock.step()}: {op} {_shape_text(sizes)}  {_times_text(results)}", flush=True)
+            tuner.store_latencies(device, measured)
     return 0
 
 

@@ -17,6 +17,7 @@ from rapid_llm.envs import data_folder
 from rapid_llm.errors import ConfigError
 
 FORMAT = 1
+_FIELDS = frozenset(("format", "device", "entries"))
 Kind = Literal["evidence", "tuned"]
 
 
@@ -72,6 +73,9 @@ def read_entries(path: Path) -> tuple[dict[str, Any], ...] | None:
         stamp = path.stat()
     except FileNotFoundError:
         return None
+    except OSError as error:  # a link to itself, a folder that may not be entered
+        warn_once(f"{path} cannot be read ({error}); it is ignored")
+        return None
     return _read(path, stamp.st_mtime_ns, stamp.st_size)
 
 
@@ -80,7 +84,7 @@ def _read(path: Path, modified_ns: int, size: int) -> tuple[dict[str, Any], ...]
     """Cached by modification time and size: a file is parsed, and complained about, once."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _ignore(path, f"cannot be read ({error})")
         return None
     if not isinstance(content, dict) or "format" not in content:
@@ -88,6 +92,10 @@ def _read(path: Path, modified_ns: int, size: int) -> tuple[dict[str, Any], ...]
         return None
     if content["format"] != FORMAT:
         _ignore(path, f"has format {content['format']!r}, this version reads {FORMAT}")
+        return None
+    unknown = sorted(set(content) - _FIELDS)
+    if unknown:
+        _ignore(path, f"has fields that this version does not know ({', '.join(unknown)})")
         return None
     entries = content.get("entries")
     if (

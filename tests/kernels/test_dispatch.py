@@ -99,7 +99,7 @@ def test_priority_then_name_orders_rows_without_a_latency(world):
 
 
 def test_rows_measured_here_rank_by_latency_and_before_the_others(world):
-    bucket = latency_key("float32", {"num_tokens": 1, "d": 4096})
+    bucket = latency_key(CONTRACT, "float32", {"num_tokens": 1, "d": 4096})
     world.passed(world.row("slow.double", priority=9), latencies_us={bucket: 20.0})
     world.passed(world.row("fast.double"), latencies_us={bucket: 10.0})
     world.passed(world.row("promising.double", priority=99))
@@ -108,11 +108,11 @@ def test_rows_measured_here_rank_by_latency_and_before_the_others(world):
 
 
 def test_a_latency_of_another_shape_device_or_dtype_does_not_rank(world):
-    bucket = latency_key("float32", {"num_tokens": 1, "d": 4096})
+    bucket = latency_key(CONTRACT, "float32", {"num_tokens": 1, "d": 4096})
     world.passed(world.row("first.double", priority=1))
     world.passed(world.row("elsewhere.double"), device="h200", latencies_us={bucket: 1.0})
-    world.passed(world.row("shape.double"), latencies_us={latency_key("float32", {"num_tokens": 64, "d": 4096}): 1.0})
-    world.passed(world.row("dtype.double"), latencies_us={latency_key("bfloat16", {"num_tokens": 1, "d": 4096}): 1.0})
+    world.passed(world.row("shape.double"), latencies_us={latency_key(CONTRACT, "float32", {"num_tokens": 64, "d": 4096}): 1.0})
+    world.passed(world.row("dtype.double"), latencies_us={latency_key(CONTRACT, "bfloat16", {"num_tokens": 1, "d": 4096}): 1.0})
 
     assert _rank(CPU).eligible[0].row.name == "first.double"
 
@@ -257,7 +257,7 @@ def test_an_override_that_cannot_be_honoured_is_refused(override, told, world, m
 
 def _measured(world, row, times, **fields):
     """Evidence of ``row`` on an H200, with latencies by number of tokens."""
-    latencies = {latency_key("float32", {"num_tokens": tokens, "d": 4096}): us for tokens, us in times.items()}
+    latencies = {latency_key(CONTRACT, "float32", {"num_tokens": tokens, "d": 4096}): us for tokens, us in times.items()}
     world.passed(row, device="cpu", latencies_us=latencies, **fields)
 
 

@@ -15,6 +15,7 @@ from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.evidence import latency_key
 from rapid_llm.kernels.dispatcher.explain import explain
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Limit
+from tests.kernels.synthetic import CONTRACT
 
 CPU, H200 = device_info("cpu"), device_info("h200")
 KEYS = {"op", "device", "dtype", "shape", "chosen", "rejected", "eligible", "evidence", "tiles", "contract"}
@@ -53,7 +54,7 @@ def test_the_contract_fills_in_what_was_not_asked(world):
 
 
 def test_every_row_but_the_chosen_one_is_rejected_with_its_reasons(world):
-    bucket = latency_key("float32", {"num_tokens": 1, "d": 4096})
+    bucket = latency_key(CONTRACT, "float32", {"num_tokens": 1, "d": 4096})
     world.passed(world.row("fast.double"), latencies_us={bucket: 31.2})
     world.passed(world.row("slow.double"), latencies_us={bucket: 61.3})
     world.passed(world.row("unmeasured.double", priority=5))

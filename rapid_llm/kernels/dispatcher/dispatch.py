@@ -88,7 +88,7 @@ def _choose_by_size(op: str, device: DeviceInfo, dtype: str, sizes: _Items, over
     pieces: list[tuple[int, KernelSpec]] = []
     for exponent in range(most.bit_length()):
         bucket = {**contract.defaults, **dict(sizes), contract.free: 1 << exponent}
-        times = [(measured_us(verdict.evidence, dtype, bucket, contract.free), verdict.row) for verdict in natives]
+        times = [(measured_us(verdict.evidence, contract, dtype, bucket), verdict.row) for verdict in natives]
         known = [(us, row) for us, row in times if us is not None]
         if not known and not pieces:
             continue  # the first bucket that is known serves those below it too

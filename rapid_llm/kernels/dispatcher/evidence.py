@@ -5,6 +5,7 @@ the source is right, not how fast it is: the row serves there, ranked by heurist
 service on its device.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.device import DeviceInfo
-from rapid_llm.kernels.ops.interfaces import KernelSpec, Sizes
+from rapid_llm.kernels.ops.interfaces import Contract, KernelSpec, Sizes
 from rapid_llm.kernels.ops.tile_policy import shape_bucket
 from rapid_llm.kernels.provenance import minor_of, source_hash, triton_minor
 from rapid_llm.kernels.store import StoreFile, read_stores, user_folder, warn_once, write_user_store
@@ -94,7 +95,9 @@ def _read_record(entry: Mapping[str, Any]) -> EvidenceRecord | None:
         return None
     numbers = (entry.get("seconds", 0.0), *entry.get("latencies_us", {}).values())
     versions = entry["toolchain"].values()
-    sound = all(isinstance(number, int | float) for number in numbers) and all(isinstance(v, str | None) for v in versions)
+    # A latency that is below zero or no number would rank anywhere.
+    sound = all(isinstance(number, int | float) and 0 <= number < math.inf for number in numbers)
+    sound = sound and all(isinstance(version, str | None) for version in versions)
     return EvidenceRecord(**entry) if sound else None
 
 
@@ -150,9 +153,9 @@ def _hash_or_none(row: KernelSpec) -> str:
         return ""
 
 
-def latency_key(dtype: str, sizes: Sizes) -> str:
-    """The key of ``EvidenceRecord.latencies_us``: dtype and shape bucket."""
-    return f"{dtype} {shape_bucket(sizes)}"
+def latency_key(contract: Contract, dtype: str, sizes: Sizes) -> str:
+    """The key of ``EvidenceRecord.latencies_us``: dtype and the bucket of the sizes that are known when a call is made."""
+    return f"{dtype} {shape_bucket({name: value for name, value in sizes.items() if name not in contract.hidden})}"
 
 
 def record_run(record: EvidenceRecord) -> Path:

@@ -100,7 +100,7 @@ def _judge(row: KernelSpec, question: Question, contract: Contract, records: tup
         row,
         evidence,
         tuple(reasons),
-        measured_us(evidence, question.dtype, {**contract.defaults, **question.sizes}, contract.free),
+        measured_us(evidence, contract, question.dtype, {**contract.defaults, **question.sizes}),
     )
 
 
@@ -145,18 +145,21 @@ def _allows_all(limit: Limit, maximum: float) -> bool:
 _NEAREST_BUCKETS = (0, -1, 1, -2, 2, -3, 3)  # of the free size, in powers of two; of two as near the smaller first
 
 
-def measured_us(evidence: Evidence, dtype: str, sizes: Sizes, free: str) -> float | None:
+def measured_us(evidence: Evidence, contract: Contract, dtype: str, sizes: Sizes) -> float | None:
     """The latency that lies beside a row's evidence for a call of all these sizes; None unless the row is verified here.
 
-    Where the bucket of the ``free`` size was not measured, that of the nearest bucket that was, within a factor of eight.
+    Where the bucket of the free size was not measured, that of the nearest bucket that was, within a factor of eight.
     """
     if evidence.state != "verified_here" or evidence.record is None:
         return None
-    latencies = evidence.record.latencies_us
-    if not free or not sizes.get(free):
-        return latencies.get(latency_key(dtype, sizes))
-    keys = (latency_key(dtype, {**sizes, free: max(int(sizes[free] * 2.0**step), 1)}) for step in _NEAREST_BUCKETS)
-    return next((latencies[key] for key in keys if key in latencies), None)
+    latencies, free = evidence.record.latencies_us, contract.free
+    steps = _NEAREST_BUCKETS if free and sizes.get(free) else (0,)
+    for step in steps:
+        near = {**sizes, free: max(int(sizes[free] * 2.0**step), 1)} if step else sizes
+        us = latencies.get(latency_key(contract, dtype, near))
+        if us is not None:
+            return us
+    return None
 
 
 def _order(verdict: Verdict) -> tuple[bool, float, int, str]:

@@ -235,11 +235,12 @@ def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def store_latencies(device: DeviceInfo, measured: Sequence[Measured]) -> None:
-    """Lay times beside the evidence of their rows; of several variants at one set of sizes, the geometric mean."""
+    """Lay times beside the evidence of their rows; of several under one key (variants, hidden sizes) the geometric mean."""
     by_row: dict[str, dict[str, list[float]]] = {}
     for each in measured:
         if each.timing is not None:
-            by_row.setdefault(each.row, {}).setdefault(latency_key(each.dtype, each.sizes), []).append(each.timing.us)
+            key = latency_key(catalog().contract(each.op), each.dtype, each.sizes)
+            by_row.setdefault(each.row, {}).setdefault(key, []).append(each.timing.us)
     rows = {row.name: row for row in catalog().all_rows()}
     for name, times in by_row.items():
         means = {key: round(math.exp(sum(map(math.log, values)) / len(values)), 3) for key, values in times.items()}

@@ -47,6 +47,7 @@ class Workload:
 
     def outputs(self, function: Callable[..., Any]) -> dict[str, torch.Tensor]:
         """What the call leaves in the tensors it writes, on the first set, which is as it was afterwards."""
+        self.reset()  # a timed run before this one may have left its results
         arguments, names = self.sets[0], _written(self.op)
         pools = {name: arguments[name].clone() for name in names if (0, name) not in self.pristine}
         function(**arguments)

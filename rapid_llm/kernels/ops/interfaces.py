@@ -160,6 +160,7 @@ class Contract:
         defaults: sizes that ``explain`` assumes when it is told none.
         ids: what the values of an integer tensor may be, as text: {"slot_mapping": "-1 <= id < num_rows"}; -1 is skipped.
         free: the size that varies from call to call and is the first dimension of the first tensor; "" where there is none.
+        hidden: sizes that only the device knows when a call is made: no choice hangs on them, latencies are means over them.
         cost: sizes and bytes of a compute element -> Cost of a call.
         devices: names in the device table that the op is meant to serve on.
         hard: hostile inputs it must stand, by the name of the case that makes them.
@@ -175,6 +176,7 @@ class Contract:
     defaults: Sizes
     cost: Callable[[Sizes, int], Cost]
     free: str = ""
+    hidden: tuple[str, ...] = ()
     ids: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "a100", "rtx3090", "l40s", "h200", "b200", "rtx5090")
     hard: tuple[str, ...] = ()

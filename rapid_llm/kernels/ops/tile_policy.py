@@ -180,7 +180,9 @@ def _checked(op: str, dtype: str, sizes: Sizes, block_k_multiple: int) -> "_Heur
     return heuristic
 
 
-# Stores. An entry: op, bucket, dtype, target and source_hash of the kernel it was tuned on, triton (minor), tile.
+# Stores. An entry: op, bucket, dtype, target and source_hash of the kernel it was tuned on, triton (minor), tile; for readers,
+# its time and that of the heuristic's tile. A field beside them may be a condition that this version cannot check.
+ENTRY_FIELDS = frozenset(("op", "bucket", "dtype", "target", "source_hash", "triton", "tile", "us", "heuristic_us"))
 
 
 def _stored(
@@ -205,11 +207,15 @@ def _stored(
 
 def _usable(entry: Mapping[str, Any], store: StoreFile, triton: str | None) -> Tile | None:
     """The tile of an entry, or None and a warning when it is malformed or was tuned on another kernel or Triton."""
+    unknown = sorted(set(entry) - ENTRY_FIELDS)
+    if unknown:
+        _ignore(store, entry["op"], f"malformed (unknown fields: {', '.join(unknown)})")
+        return None
     try:
         tile = _read_tile(entry["tile"])
         found = source_hash(entry["target"])
         recorded, tuned_triton = entry["source_hash"], entry["triton"]
-    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, SyntaxError, ConfigError) as error:
         _ignore(store, str(entry.get("op")), f"malformed ({error})")
         return None
     if found != recorded:

@@ -78,6 +78,7 @@ FLASHATTENTION2_NOPAD = Contract(
     ),
     defaults=_sizes((32, 8), 128, 1, 512, 512),
     cost=_prefill_cost,
+    hidden=("kv_len",),
     ids={
         **_TABLE_IDS,
         "cu_seqlens_q": "0 first, never falling, at most num_tokens; a sequence with no query tokens is skipped",
@@ -114,6 +115,7 @@ FLASH_DECODING = Contract(
     ),
     defaults=_sizes((32, 8), 128, 1, 1, 4096),
     cost=_decode_cost,
+    hidden=("kv_len",),
     free="num_seqs",
     ids={
         **_TABLE_IDS,

@@ -1,0 +1,12 @@
+"""Every kernel bench in one process, after one measurement of the card's ceilings.
+
+python -m benchmarks.kernels.all [--quick] [--limit SECONDS] [--peers FOLDER]
+"""
+
+from benchmarks.kernels import bench_attention, bench_dense_gemm, bench_elementwise, bench_kv_write, bench_sampling
+from benchmarks.kernels.microbench import main
+
+BENCHES = [module.BENCH for module in (bench_elementwise, bench_kv_write, bench_sampling, bench_dense_gemm, bench_attention)]
+
+if __name__ == "__main__":
+    main(__doc__, *BENCHES)

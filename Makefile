@@ -1,5 +1,5 @@
 # make setup | demo | test | check | fmt: nothing else to learn. Each does the set-up it needs.
-# For kernels: make test-gpu | compile-matrix.
+# For kernels: make test-gpu | measure-gpu | compile-matrix.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ GPU := $(shell nvidia-smi >/dev/null 2>&1 && echo yes)
 COMPILERS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW_TRITON)/.setup .cache/nvrtc-$(NVRTC)/.setup)
 DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 
-.PHONY: setup demo test test-gpu compile-matrix check fmt bench clean
+.PHONY: setup demo test test-gpu measure-gpu compile-matrix check fmt bench clean
 
 setup: $(VENV)/.setup
 demo: setup
@@ -55,6 +55,14 @@ fmt: $(VENV)/.setup-dev
 bench: $(VENV)/.setup-dev
 	$(BIN)/python -m benchmarks.engine.bench_offline
 	$(BIN)/python -m benchmarks.engine.bench_startup
+ifeq ($(GPU),yes)
+	$(BIN)/python -m benchmarks.engine.bench_load
+	$(BIN)/python -m benchmarks.kernels.all
+endif
+	$(BIN)/python -m benchmarks.kernels.report
+	$(BIN)/python -m benchmarks.kernels.report --html .cache/kernels.html
+measure-gpu: $(VENV)/.setup-dev
+	sh scripts/measure_gpu.sh $(BIN)/python .cache/gpu
 clean:
 	rm -rf .cache/triton-* .cache/nvrtc-* $(VENV) .mypy_cache .ruff_cache .hypothesis
 

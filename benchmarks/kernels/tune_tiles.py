@@ -19,6 +19,7 @@ from typing import Any
 
 from rapid_llm.kernels.device import probe_device
 from rapid_llm.kernels.dispatcher.catalog import catalog
+from rapid_llm.kernels.provenance import source_hash
 from rapid_llm.kernels.store import FORMAT, shipped_folder
 
 _KEYS = {"tuned": ("op", "bucket", "dtype", "triton"), "evidence": ("op", "row", "source_hash")}
@@ -51,6 +52,7 @@ def write_joined(kind: str, device: str, found: Path, shipped: Path, out: Path) 
     if kind == "evidence":
         native = {row.name for row in catalog().all_rows() if not row.fallback}
         entries = {key: entry for key, entry in entries.items() if entry["row"] in native and not entry["failure"]}
+    entries = {key: entry for key, entry in entries.items() if _is_of_this_source(entry)}
     if not entries:
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -58,6 +60,13 @@ def write_joined(kind: str, device: str, found: Path, shipped: Path, out: Path) 
     path = out / f"{device}.json"
     path.write_text(json.dumps({"format": FORMAT, "device": device, "entries": ordered}, indent=1) + "\n")
     print(f"{path}: {len(ordered)} entries")
+
+
+def _is_of_this_source(entry: dict[str, Any]) -> bool:
+    """Whether an entry is of the source as it is now: what is older serves nobody and is not shipped."""
+    targets = {row.name: row.target for row in catalog().all_rows()}
+    target = entry.get("target") or targets.get(entry.get("row", ""))
+    return target is not None and source_hash(target) == entry["source_hash"]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from benchmarks.kernels.peers import (
 from benchmarks.kernels.tune_tiles import write_joined
 from rapid_llm.kernels.measure.ceilings import Ceilings
 from rapid_llm.kernels.measure.timer import Timing
+from rapid_llm.kernels.provenance import source_hash
 
 FIELDS = {
     "run", "bench", "op", "cell", "variant", "dtype", "arm", "us", "least_us", "most_us", "runs", "method", "first_call_s",
@@ -314,13 +315,18 @@ def test_found_entries_replace_shipped_ones_and_fallback_rows_stay_out(tmp_path)
     for name in ("found", "shipped"):
         (tmp_path / name).mkdir()
 
-    def entry(row, latency, failure=""):
-        return {"op": "swiglu", "row": row, "source_hash": "a", "failure": failure, "latencies_us": {"x": latency}}
+    targets = {row.name: row.target for row in catalog().all_rows()}
+
+    def entry(row, latency, failure="", source=None):
+        found = {"op": "swiglu", "row": row, "source_hash": source or source_hash(targets[row]), "failure": failure}
+        return found | {"latencies_us": {"x": latency}}
 
     def store(entries):
         return json.dumps({"format": 1, "device": "h200", "entries": entries})
 
-    (tmp_path / "shipped" / "h200.json").write_text(store([entry("triton.swiglu", 1), entry("triton.rope", 2)]))
+    (tmp_path / "shipped" / "h200.json").write_text(
+        store([entry("triton.swiglu", 1), entry("triton.rope", 2), entry("triton.rope", 9, source="an older one")])
+    )
     (tmp_path / "found" / "h200.json").write_text(
         store([entry("triton.swiglu", 3), entry("torch.swiglu", 4), entry("triton.rms_norm", 5, "it failed")])
     )

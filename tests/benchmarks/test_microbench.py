@@ -22,6 +22,7 @@ from benchmarks.kernels.peers import (
     their_case,
 )
 from benchmarks.kernels.tune_tiles import write_joined
+from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.measure.ceilings import Ceilings
 from rapid_llm.kernels.measure.timer import Timing
 from rapid_llm.kernels.provenance import source_hash

@@ -129,7 +129,6 @@ def run_verify(arguments: argparse.Namespace) -> int:
 def run_tune(arguments: argparse.Namespace) -> int:
     """Search and measure, a line a step with an estimate of the rest."""
     from rapid_llm.kernels.dispatcher.catalog import catalog
-    from rapid_llm.kernels.measure.serving import serving_sizes
 
     device = probe_device()
     if device.type != "cuda":
@@ -137,28 +136,50 @@ def run_tune(arguments: argparse.Namespace) -> int:
     from rapid_llm.kernels.measure import tuner
 
     dtype = _DTYPE_ALIASES.get(arguments.dtype, arguments.dtype)
+    ops = [catalog().contract(op).op for op in arguments.op or catalog().contracts]
+    tiled = [op for op in tuner.tunable(None) if op in ops]
     if arguments.compile_shard:
         shard, shards = map(int, arguments.compile_shard.split("/"))
-        return 0 if sum(tuner.compile_op(op, device, dtype, shard, shards) for op in tuner.tunable(arguments.op)) else 1
-    if arguments.only != "rows":
-        _compile_first(tuner.tunable(arguments.op), dtype)
-        for op in tuner.tunable(arguments.op):
+        return 0 if sum(tuner.compile_op(op, device, dtype, shard, shards) for op in tiled) else 1
+    _verify_first(ops, device)
+    if arguments.only != "rows" and tiled:
+        _compile_first(tiled, dtype)
+        clock = tuner.Clock(sum(tuner.count_buckets(op, device, dtype) for op in tiled))
+        for op in tiled:
             found = []
             for each in tuner.tune_op(op, device, dtype):
                 found.append(each)
-                print(_tuned_text(each), flush=True)
+                print(f"{clock.step()}: {_tuned_text(each)}", flush=True)
             print(f"{len(found)} buckets of {op} in {tuner.store_tiles(device, found)}", flush=True)
     if arguments.only != "tiles":
-        ops = arguments.op or list(catalog().contracts)
-        clock = tuner.Clock(sum(len(serving_sizes(op)) for op in ops))
-        for op in ops:
-            measured: list[tuner.Measured] = []
-            for sizes in serving_sizes(op):
-                results = tuner.measure_rows(op, device, dtype, sizes)
-                measured += results
-                print(f"{clock.step()}: {op} {_shape_text(sizes)}  {_times_text(results)}", flush=True)
-            tuner.store_latencies(device, measured)
+        _measure(ops, device, dtype)
     return 0
+
+
+def _verify_first(ops: list[str], device: DeviceInfo) -> None:
+    """A time counts beside evidence only, so rows that were never run here are."""
+    from rapid_llm.kernels.measure import tuner
+    from rapid_llm.kernels.verify.runner import verify
+
+    unknown = [op for op in ops if not tuner.is_verified_here(op, device)]
+    if unknown:
+        print(f"verifying the rows of {', '.join(unknown)} first", flush=True)
+        for result in verify(unknown, device):
+            print(_verify_text(result), flush=True)
+
+
+def _measure(ops: list[str], device: DeviceInfo, dtype: str) -> None:
+    from rapid_llm.kernels.measure import tuner
+    from rapid_llm.kernels.measure.serving import serving_sizes
+
+    clock = tuner.Clock(sum(len(serving_sizes(op)) for op in ops))
+    for op in ops:
+        measured: list[Measured] = []
+        for sizes in serving_sizes(op):
+            results = tuner.measure_rows(op, device, dtype, sizes)
+            measured += results
+            print(f"{clock.step()}: {op} {_shape_text(sizes)}  {_times_text(results)}", flush=True)
+        tuner.store_latencies(device, measured)
 
 
 def _compile_first(ops: list[str], dtype: str) -> None:
@@ -178,7 +199,7 @@ def _tuned_text(each: "Tuned") -> str:
     knobs = " ".join(f"{name}={value}" for name, value in entry["tile"].items())
     gain = "" if entry["heuristic_us"] is None else f", {entry['heuristic_us'] / entry['us']:.2f}x of the heuristic's"
     refused = f", {len(each.refused)} refused" if each.refused else ""
-    return f"  {entry['op']} {entry['bucket']}: {knobs}, {entry['us']:.2f} us{gain} ({each.tried} tried{refused})"
+    return f"{entry['op']} {entry['bucket']}: {knobs}, {entry['us']:.2f} us{gain} ({each.tried} tried{refused})"
 
 
 def _shape_text(sizes: "Sizes") -> str:

@@ -6,8 +6,9 @@ import os
 import pytest
 import torch
 
+from rapid_llm.entrypoints.cli import main
 from rapid_llm.errors import ConfigError
-from rapid_llm.kernels.device import device_info, known_devices
+from rapid_llm.kernels.device import current_device, device_info, known_devices
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import load_target
 from rapid_llm.kernels.measure import tuner
@@ -185,3 +186,32 @@ def test_a_stored_tile_too_large_for_the_card_is_ignored_with_a_warning():
     with pytest.warns(UserWarning, match="too large for the shared memory of rtx5090"):
         assert choose_tiles("dense_gemm", device, "bfloat16", sizes, any_triton=True) == usual
     forget_tiles()
+
+
+@needs_interpreter
+def test_the_command_verifies_searches_measures_and_keeps_all_of_it(monkeypatch, capsys):
+    """On this machine's own device, with a clock of one microsecond."""
+    here = current_device(None)
+    monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli.probe_device", lambda: dataclasses.replace(here, type="cuda"))
+    monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli._compile_first", lambda ops, dtype: None)
+    verified = []
+    monkeypatch.setattr("rapid_llm.kernels.verify.runner.verify", lambda ops, device: verified.extend(ops) or [])
+    monkeypatch.setattr(tuner, "measure", lambda calls, **_: Timing(1.0, 1.0, 1.0, 1, "graph", 0.0))
+    monkeypatch.setattr(tuner, "tuning_sizes", lambda op: [SMALL])
+    monkeypatch.setattr("rapid_llm.kernels.measure.serving.serving_sizes", lambda op: [SMALL])
+    monkeypatch.setattr(tuner, "workload", lambda *args, device, **kwargs: workload(*args, device="cpu", **kwargs))
+    monkeypatch.setattr("rapid_llm.kernels.ops.activation.swiglu.launch_device", lambda tensor: here)
+
+    assert main(["kernels", "tune", "--op", "swiglu", "--dtype", "fp32"]) == 0
+
+    printed = capsys.readouterr().out
+    assert verified == ["swiglu"]
+    assert "1 of 1, about 0 s left: swiglu d=512,num_tokens=4: BLOCK_N=" in printed
+    assert "1 buckets of swiglu in " in printed
+    forget_tiles()
+
+
+def test_the_command_asks_for_a_gpu(capsys):
+    if current_device(None).type == "cpu":
+        assert main(["kernels", "tune"]) == 2
+        assert "tiles are searched on a GPU" in capsys.readouterr().err

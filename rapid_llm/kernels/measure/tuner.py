@@ -26,7 +26,7 @@ from rapid_llm.kernels.measure.timer import Timing, measure
 from rapid_llm.kernels.measure.workloads import Workload, variants, workload
 from rapid_llm.kernels.ops.interfaces import KernelSpec, Sizes
 from rapid_llm.kernels.ops.tile_policy import Tile, choose_tiles, forget_tiles, shape_bucket, tiled_ops, tiles_by
-from rapid_llm.kernels.provenance import source_hash, triton_minor
+from rapid_llm.kernels.provenance import is_installed, source_hash, triton_minor
 from rapid_llm.kernels.store import read_stores, user_folder, write_user_store
 
 _WORTH = 0.98  # a tile must be this much faster than the heuristic's to be stored: less is noise
@@ -100,6 +100,20 @@ def compile_op(op: str, device: DeviceInfo, dtype: str, shard: int, shards: int)
                 function(**call.sets[0])
                 launched += 1
     return launched
+
+
+def count_buckets(op: str, device: DeviceInfo, dtype: str) -> int:
+    """How many results ``tune_op`` will give."""
+    return len(_buckets(op, device, dtype, None))
+
+
+def is_verified_here(op: str, device: DeviceInfo) -> bool:
+    """Whether every row of ``op`` that this machine can launch, fallback rows aside, has passed here."""
+    records, triton = load_records(), triton_minor()
+    rows = [row for row in catalog().rows[op] if not row.fallback and not row.requires.unmet(device)]
+    launchable = [row for row in rows if all(is_installed(package) for package in row.requires.packages)]
+    states = [evidence_for(row, device, triton=triton, here=True, records=records).state for row in launchable]
+    return all(state == "verified_here" for state in states)
 
 
 def _buckets(op: str, device: DeviceInfo, dtype: str, sizes: Sequence[Sizes] | None) -> dict[str, list[tuple[Sizes, Sizes]]]:

@@ -16,7 +16,16 @@ from rapid_llm.kernels.measure.candidates import candidates
 from rapid_llm.kernels.measure.serving import serving_sizes
 from rapid_llm.kernels.measure.timer import COLD_BYTES, MAX_SETS, Timing, sets_for
 from rapid_llm.kernels.measure.workloads import variants, workload
-from rapid_llm.kernels.ops.tile_policy import Tile, choose_tiles, fits, forget_tiles, resolve_tiles, tiled_ops, tiles_by
+from rapid_llm.kernels.ops.tile_policy import (
+    Tile,
+    choose_tiles,
+    fits,
+    forget_tiles,
+    resolve_tiles,
+    stored_sizes,
+    tiled_ops,
+    tiles_by,
+)
 from rapid_llm.kernels.provenance import is_installed
 
 CPU = device_info("cpu")
@@ -215,3 +224,18 @@ def test_the_command_asks_for_a_gpu(capsys):
     if current_device(None).type == "cpu":
         assert main(["kernels", "tune"]) == 2
         assert "tiles are searched on a GPU" in capsys.readouterr().err
+
+
+@needs_interpreter
+@pytest.mark.parametrize("op", tuner.tunable(None))
+def test_a_stored_tile_is_found_by_the_sizes_that_its_row_asks_with_and_by_those_of_its_contract(op):
+    """The launch and ``explain`` must speak of one tile."""
+    contract = catalog().contract(op)
+    sizes = {
+        **contract.defaults,
+        **{name: 64 for name in ("n", "k", "d", "vocab_size", "hidden_size") if name in contract.defaults},
+    }
+    sizes |= {name: min(sizes[name], 128) for name in ("q_len", "kv_len") if name in sizes}
+    asked = tuner._sizes_asked(op, load_target(tuner.native_row(op)), CPU, "float32", sizes)
+    assert stored_sizes(op, asked) == stored_sizes(op, sizes)
+    assert set(asked) <= set(stored_sizes(op, sizes))

@@ -25,7 +25,7 @@ from rapid_llm.kernels.measure.serving import tuning_sizes
 from rapid_llm.kernels.measure.timer import Timing, measure
 from rapid_llm.kernels.measure.workloads import Workload, variants, workload
 from rapid_llm.kernels.ops.interfaces import KernelSpec, Sizes
-from rapid_llm.kernels.ops.tile_policy import Tile, choose_tiles, forget_tiles, shape_bucket, tiled_ops, tiles_by
+from rapid_llm.kernels.ops.tile_policy import Tile, choose_tiles, forget_tiles, shape_bucket, stored_sizes, tiled_ops, tiles_by
 from rapid_llm.kernels.provenance import is_installed, source_hash, triton_minor
 from rapid_llm.kernels.store import read_stores, user_folder, write_user_store
 
@@ -123,7 +123,7 @@ def _buckets(op: str, device: DeviceInfo, dtype: str, sizes: Sequence[Sizes] | N
     for each in sizes if sizes is not None else tuning_sizes(op):
         asked = _sizes_asked(op, function, device, dtype, each)
         if asked is not None:
-            buckets.setdefault(shape_bucket(asked), []).append((asked, each))
+            buckets.setdefault(shape_bucket(stored_sizes(op, asked)), []).append((asked, each))
     return buckets
 
 

@@ -79,6 +79,11 @@ def shape_bucket(sizes: Sizes) -> str:
     return ",".join(f"{name}={_ceil_power(value)}" for name, value in sorted(sizes.items()))
 
 
+def stored_sizes(op: str, sizes: Sizes) -> Sizes:
+    """The sizes that a stored tile of ``op`` is found by: those that its row knows at a launch. One that is absent counts as 1."""
+    return {name: sizes.get(name, 1) for name in _STORED_BY[op]}
+
+
 def resolve_tiles(op: str, *, device: DeviceInfo | None = None, dtype: object, block_k_multiple: int = 1, **sizes: int) -> Tile:
     """The tile for one call of ``op``. All calls of one shape bucket get the same one, so they compile to the same kernel.
 
@@ -188,7 +193,7 @@ ENTRY_FIELDS = frozenset(("op", "bucket", "dtype", "target", "source_hash", "tri
 def _stored(
     op: str, device: DeviceInfo, dtype: str, sizes: Sizes, block_k_multiple: int, triton: str | None
 ) -> TileChoice | None:
-    key = f"{dtype} {shape_bucket(sizes)}"
+    key = f"{dtype} {shape_bucket(stored_sizes(op, sizes))}"
     for store in read_stores("tuned"):
         if store.device != device.name:
             continue
@@ -457,5 +462,17 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "sample": (_sample, ("num_seqs", "vocab_size"), ()),
     "top_logprobs": (_top_logprobs, ("vocab_size",), ("num_seqs",)),
     "dense_gemm": (_dense_gemm, ("num_tokens", "n", "k"), ()),
+}
+_STORED_BY: Mapping[str, tuple[str, ...]] = {
+    "swiglu": ("num_tokens", "d"),
+    "rms_norm": ("num_tokens", "num_heads", "d"),
+    "add_rms_norm": ("num_tokens", "d"),
+    "vocab_embedding": ("num_tokens", "vocab_size", "hidden_size"),
+    "rope": ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
+    "flashattention2_nopad": ("num_heads", "num_kv_heads", "head_dim", "page_size", "q_len"),
+    "flash_decoding": ("num_heads", "num_kv_heads", "head_dim", "page_size"),
+    "sample": ("num_seqs", "vocab_size"),
+    "top_logprobs": ("vocab_size",),
+    "dense_gemm": ("num_tokens", "n", "k"),
 }
 _OPS_WITH_K = frozenset({"dense_gemm"})

@@ -227,7 +227,8 @@ def _usable(entry: Mapping[str, Any], store: StoreFile, triton: str | None) -> T
         _ignore(store, entry["op"], f"stale: tuned on source {str(recorded)[:12]}, the kernel is now {found[:12]}")
         return None
     if triton is not None and tuned_triton != triton:
-        _ignore(store, entry["op"], f"stale: tuned with Triton {tuned_triton}, {triton} is installed")
+        if store.origin == "user":  # what ships is tuned with one Triton, whatever is installed
+            _ignore(store, entry["op"], f"stale: tuned with Triton {tuned_triton}, {triton} is installed")
         return None
     return tile
 

@@ -602,6 +602,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     cells = cells_of(read_lines(RESULTS / f"kernels_{asked.device}.jsonl"))
     if asked.html:
+        asked.html.parent.mkdir(parents=True, exist_ok=True)
         asked.html.write_text(to_html(cells), encoding="utf-8")
     if asked.markdown:
         page = asked.markdown.read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ HF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1.0),
     "rotary_pct": (None, 1.0),
     "rope_interleaved": (None, False),
+    "use_mrope": (None, False),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "logit_scale": (None, 1.0),

@@ -80,7 +80,7 @@ def shape_bucket(sizes: Sizes) -> str:
 
 
 def stored_sizes(op: str, sizes: Sizes) -> Sizes:
-    """The sizes that a stored tile of ``op`` is found by: those that its row knows at a launch. One that is absent counts as 1."""
+    """The sizes that a stored tile of ``op`` is found by: those that its row asks with. One that is absent counts as 1."""
     return {name: sizes.get(name, 1) for name in _STORED_BY[op]}
 
 

@@ -63,7 +63,7 @@ def choose_placement(config: EngineConfig) -> Placement:
     """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU."""
     info = current_device(config.device)
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
-    return Placement(info, torch.device(config.device or info.type), getattr(torch, dtype))
+    return Placement(info, torch.device(config.device or info.type), getattr(torch, dtype), config.quantize)
 
 
 def is_head_tied(source: CheckpointSource) -> bool:

@@ -13,6 +13,8 @@ PAGE_SIZE = 16
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_LOGPROBS = 20
+QUANTIZE = ("int8", "int4")
+"""What ``EngineConfig.quantize`` may name."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class EngineConfig:
         max_batched_tokens: tokens of one step, prefill chunks and decodes together.
         max_kv_tokens: rows of the KV pool, rounded up to pages; None sizes it from ``memory_fraction``. It may be smaller
             than the context: only a request that cannot fit is refused.
+        quantize: keep the weights of linear layers as "int8" or "int4", rounded while they are loaded; None keeps the numbers.
         memory_fraction: share of the free device memory that the KV pool may take when ``max_kv_tokens`` is None.
         revision: branch, tag or full commit hash of a model that is named; None is "main".
         offline: never download, as HF_HUB_OFFLINE=1 says too.
@@ -42,6 +45,7 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     max_kv_tokens: int | None = None
     memory_fraction: float | None = None
+    quantize: str | None = None
     revision: str | None = None
     offline: bool = False
 
@@ -50,6 +54,9 @@ class EngineConfig:
             raise ConfigError(
                 "dtype is not supported", got=repr(self.dtype), wanted=" | ".join(DTYPES), change="pass one of those"
             )
+        if self.quantize is not None and self.quantize not in QUANTIZE:
+            wanted = " | ".join(QUANTIZE)
+            raise ConfigError("quantize is not supported", got=repr(self.quantize), wanted=wanted, change="pass one of those")
         if self.device is not None and self.device.split(":")[0] not in ("cpu", "cuda"):
             raise ConfigError("device is not supported", got=repr(self.device), wanted="cpu | cuda", change="pass one of those")
         for name in ("max_model_len", "max_num_seqs", "max_batched_tokens", "max_kv_tokens"):

@@ -34,6 +34,30 @@ Tool = Mapping[str, Any]
 """{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}."""
 
 
+def locate(
+    config: EngineConfig, ledger: StartupLedger | None = None, progress: Callable[[int, int, float], None] | None = None
+) -> Path:
+    """Where the model of ``config`` lies on this disk. A download runs here, in the caller's thread, so that Ctrl-C ends it.
+
+    Raises: CheckpointError when it is nowhere, or cannot be downloaded.
+    """
+    from rapid_llm.checkpoint.embedded import find_embedded_model
+    from rapid_llm.checkpoint.hub import find_model
+
+    ledger = StartupLedger() if ledger is None else ledger
+    with ledger.phase("find model"):
+        model = config.model
+        found = find_embedded_model() if model is None else find_model(model, config.revision, offline=config.offline)
+    if not isinstance(found, Path):
+        with ledger.phase("download"):
+            from rapid_llm.checkpoint.hub_download import download
+
+            found = download(found, progress)
+    if model is not None and found != Path(model):
+        ledger.note(f"{model}: {found}")
+    return found
+
+
 class LLM:
     """A model ready to answer.
 
@@ -70,7 +94,7 @@ class LLM:
         given = {"model": model, "device": device, "dtype": dtype, "max_model_len": max_model_len, **options}
         self.config = EngineConfig.from_options(given)
         self.ledger = StartupLedger() if ledger is None else ledger
-        path = self._find(download_progress)
+        path = locate(self.config, self.ledger, download_progress)
         # The file is opened and the tokenizer made while torch is imported: neither needs the other.
         with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
             opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(self._open, path)
@@ -82,23 +106,6 @@ class LLM:
         self._live: dict[str, TextRequest] = {}
         self._numbers = count()
         self._lock = threading.RLock()
-
-    def _find(self, progress: Callable[[int, int, float], None] | None) -> Path:
-        """Where the model lies on this disk. A download runs here, in the caller's thread, so that Ctrl-C ends it."""
-        from rapid_llm.checkpoint.embedded import find_embedded_model
-        from rapid_llm.checkpoint.hub import find_model
-
-        model, revision, offline = self.config.model, self.config.revision, self.config.offline
-        with self.ledger.phase("find model"):
-            found = find_embedded_model() if model is None else find_model(model, revision, offline=offline)
-        if not isinstance(found, Path):
-            with self.ledger.phase("download"):
-                from rapid_llm.checkpoint.hub_download import download
-
-                found = download(found, progress)
-        if model is not None and found != Path(model):
-            self.ledger.note(f"{model}: {found}")
-        return found
 
     def _open(self, path: Path) -> "tuple[CheckpointSource, Tokenizer]":
         from rapid_llm.checkpoint.open import open_checkpoint

@@ -76,6 +76,7 @@ class Placement:
         info: what the device can do.
         device: where tensors go.
         dtype: of weights and activations.
+        quantize: format that linear layers keep their weights in, of ``config.QUANTIZE``; None keeps the numbers.
         recorder: sees every kernel call of the layers built with this placement.
         questions: what those layers asked of dispatch.
     """
@@ -83,6 +84,7 @@ class Placement:
     info: DeviceInfo
     device: torch.device
     dtype: torch.dtype
+    quantize: str | None = None
     recorder: Recorder = field(default_factory=Recorder, compare=False)
     questions: list[Question] = field(default_factory=list, compare=False)
 

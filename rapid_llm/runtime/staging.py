@@ -6,7 +6,7 @@ however large a tensor or a file is.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rapid_llm.checkpoint.source import CheckpointSource, TensorInfo
+from rapid_llm.modules.weights import Target
 
 PIECE_BYTES = 32 << 20
 """Bytes of a piece, as stored and as values, unless one row is larger: a read long enough for any storage to stream."""
@@ -96,7 +97,7 @@ def _value_bytes(part: Part) -> int:
 
 
 def place_pieces(
-    source: CheckpointSource, pieces: list[Piece], targets: dict[str, torch.Tensor], *, threads: int | None = None
+    source: CheckpointSource, pieces: list[Piece], targets: Mapping[str, Target], *, threads: int | None = None
 ) -> Iterator[Piece]:
     """Read every piece once and copy its parts into ``targets``; yields each piece when it is in place, in any order.
 
@@ -137,7 +138,7 @@ def place_pieces(
 
 
 def _place(
-    source: CheckpointSource, piece: Piece, buffer: torch.Tensor, targets: dict[str, torch.Tensor], device: torch.device
+    source: CheckpointSource, piece: Piece, buffer: torch.Tensor, targets: Mapping[str, Target], device: torch.device
 ) -> None:
     """Fill ``buffer`` with the piece's bytes and copy its parts to their places, done when this returns."""
     source.fill(piece.file, piece.offset, buffer.numpy())
@@ -161,7 +162,7 @@ def _cut(piece: Piece, buffer: torch.Tensor) -> Iterator[tuple[Part, torch.Tenso
         yield part, buffer[start : start + part.nbytes]
 
 
-def _target(targets: dict[str, torch.Tensor], part: Part) -> torch.Tensor:
+def _target(targets: Mapping[str, Target], part: Part) -> Target:
     target = targets[part.info.name]
     return target[part.start : part.stop] if part.info.shape else target
 

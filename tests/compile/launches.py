@@ -17,8 +17,13 @@ from rapid_llm.kernels.verify.runner import case_maker
 
 NATIVE_ROWS = [row for row in catalog().all_rows() if "triton" in row.requires.packages]
 _SHARE = {"bfloat16": slice(None), "float16": slice(1, None, 3), "float32": slice(2, None, 3)}
-# Paths of a kernel that its contract's sweep is too small for: a row wider than a tile.
-BEYOND_THE_SWEEP = {"rms_norm": ({"d": 20_480},), "add_rms_norm": ({"d": 20_480},)}
+# Paths of a kernel that its contract's sweep is too small for: a row wider than a tile, the widest tiles of a product.
+BEYOND_THE_SWEEP = {
+    "rms_norm": ({"d": 20_480},),
+    "add_rms_norm": ({"d": 20_480},),
+    "w8a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 64, "group": 1024}),
+    "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
+}
 SCALARS = {"eps": 1e-6, "sm_scale": 0.125}
 
 each_native_row = pytest.mark.parametrize("row", NATIVE_ROWS, ids=lambda row: row.name)
@@ -95,6 +100,8 @@ def _zeros(shape, dtype):
 def _implied(sizes):
     """Sizes that a contract's dims name and its sweep leaves to the case maker."""
     implied = {"n": 20, "max_positions": 4096, "num_table_rows": 256, "num_columns": 64, "max_seqlen_q": sizes.get("q_len")}
+    if "group" in sizes:
+        implied |= {"groups": sizes["k"] // sizes["group"], "half_k": sizes["k"] // 2}
     if "kv_len" in sizes:
         columns = -(-sizes["kv_len"] // sizes["page_size"])
         implied |= {"num_columns": columns, "num_rows": (sizes["num_seqs"] * columns + 1) * sizes["page_size"]}

@@ -65,10 +65,10 @@ CASES = [
 ]
 
 
-def run_model(folder, steps, device="cpu"):
+def run_model(folder, steps, device="cpu", **options):
     """Logits after every step; ``steps`` lists, per step, (slot, start, ids) of each sequence's chunk, decodes first."""
     engine = build_engine(
-        EngineConfig(str(folder), device, "float32", max_kv_tokens=512), open_checkpoint(folder), StartupLedger()
+        EngineConfig(str(folder), device, "float32", max_kv_tokens=512, **options), open_checkpoint(folder), StartupLedger()
     )
     worker, seen = engine.worker, []
     forward = worker.forward

@@ -125,6 +125,7 @@ def test_a_triton_row_is_told_with_its_tiles_and_their_source(world, monkeypatch
     needs = CapabilityRequirement(packages=("triton",), min_sm=80)
     monkeypatch.setattr("rapid_llm.kernels.dispatcher.explain.tiled_ops", lambda: ("double",))
     monkeypatch.setattr("rapid_llm.kernels.ops.tile_policy._HEURISTICS", {"double": TILES})
+    monkeypatch.setattr("rapid_llm.kernels.ops.tile_policy._STORED_BY", {"double": ("num_tokens", "d")})
     world.passed(world.row("triton.double", requires=needs), device="h200")
 
     told = explain("double", device=device_info("l40s"), here=False)

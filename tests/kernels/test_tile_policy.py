@@ -31,6 +31,8 @@ SIZES = {
     "sample": {"num_seqs": 64, "vocab_size": 151_936},
     "top_logprobs": {"num_seqs": 64, "vocab_size": 151_936},
     "dense_gemm": GEMM,
+    "w8a16_gemm": {**GEMM, "group": 4096},
+    "w4a16_gemm": {**GEMM, "group": 128},
     "flashattention2_nopad": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "q_len": 512},
     "flash_decoding": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16},
 }
@@ -122,6 +124,23 @@ def test_one_token_is_multiplied_without_matrix_instructions_unless_its_weights_
     assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", **sizes).BLOCK_M == 1
     assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", block_k_multiple=128, **sizes).BLOCK_M == 16
     assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", **{**sizes, "num_tokens": 2}).BLOCK_M == 16
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("op", ["w8a16_gemm", "w4a16_gemm"])
+@pytest.mark.parametrize("name", known_devices())
+def test_every_weight_only_tile_holds_whole_groups_and_fits_its_device(name, op, dtype):
+    device = device_info(name)
+    for tokens, n, k, group in itertools.product((0, 1, 64, 8192), (1, 4096), (2048, 3960), (16, 128, 1024, 3960)):
+        sizes = {"num_tokens": tokens, "n": n, "k": k, "group": min(group, k)}
+        multiple = 1 if group >= k else group
+        tile = resolve_tiles(op, device=device, dtype=dtype, block_k_multiple=multiple, **sizes)
+
+        assert tile.BLOCK_K % multiple == 0
+        assert tile_policy.fits(op, tile, device, dtype, sizes)
+        assert min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
+        assert tile == resolve_tiles(op, device=device, dtype=dtype, **sizes)  # what is explained and searched
 
 
 def test_a_decode_tile_does_not_change_with_the_batch():

@@ -113,6 +113,20 @@ def _gemm(sizes: Sizes) -> Iterator[Tile]:
         yield Tile(128, 128, 128, num_warps=8, num_stages=2)
 
 
+def _weight_only(sizes: Sizes) -> Iterator[Tile]:
+    """Tiles whose BLOCK_K holds the group, where there is more than one."""
+    tokens, grouped = sizes["num_tokens"], sizes["group"] < sizes["k"]
+    if tokens <= 64:
+        block_m = _power(tokens, 16, 64)
+        shapes = [(block_m, block_n, 4) for block_n in (16, 32, 64, 128)] + [(block_m, 64, 2)]
+    else:
+        shapes = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8)]
+    for block_m, block_n, warps in shapes:
+        for depth in (64, 128):
+            block_k = max(depth, sizes["group"]) if grouped else depth
+            yield from (Tile(block_m, block_n, block_k, num_warps=warps, num_stages=stages) for stages in (2, 3, 4))
+
+
 _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "swiglu": _columns("d"),
     "vocab_embedding": _columns("hidden_size"),
@@ -124,4 +138,6 @@ _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "flash_decoding": _decode,
     "flashattention2_nopad": _prefill,
     "dense_gemm": _gemm,
+    "w8a16_gemm": _weight_only,
+    "w4a16_gemm": _weight_only,
 }

@@ -66,6 +66,13 @@ def _gemm() -> Iterator[Sizes]:
             yield {"num_tokens": rows, "n": n, "k": k}
 
 
+def _weight_only(group: int | None) -> Iterator[Sizes]:
+    """Projections of the larger model; ``group`` is None where an output has one scale."""
+    for n, k in LAYERS["llama-8b"]:
+        for tokens in GEMM_TOKENS:
+            yield {"num_tokens": tokens, "n": n, "k": k, "group": group or k}
+
+
 def _kv_write() -> Iterator[Sizes]:
     for _, kv_heads, dim in ((32, 8, 128), (32, 4, 128), (9, 3, 64)):
         for tokens in TOKENS:
@@ -117,6 +124,8 @@ _SIZES = {
     "rope": _rope,
     "vocab_embedding": _embedding,
     "dense_gemm": _gemm,
+    "w8a16_gemm": lambda: _weight_only(None),
+    "w4a16_gemm": lambda: _weight_only(128),
     "update_kv_buffer": _kv_write,
     "update_kv_index": _kv_index,
     "flash_decoding": _decode,

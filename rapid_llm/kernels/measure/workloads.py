@@ -123,6 +123,12 @@ class _Maker:
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
+    def bytes(self, *shape: int) -> torch.Tensor:
+        return torch.randint(0, 256, shape, generator=self.generator, device=self.device, dtype=torch.uint8)
+
+    def scales(self, *shape: int) -> torch.Tensor:
+        return self.normal(*shape).abs_().add_(0.5).mul_(0.01)
+
     def ids(self, count: int, high: int) -> torch.Tensor:
         return torch.randint(0, max(high, 1), (count,), generator=self.generator, device=self.device, dtype=torch.int32)
 
@@ -179,6 +185,38 @@ def _dense_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
         {"x": make.normal(tokens, k), "weight": make.normal(n, k, scale=k**-0.5), "out": make.empty(tokens, n)}
         for _ in range(make.count)
     ]
+
+
+def _w8a16_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k = s["num_tokens"], s["n"], s["k"]
+    return [
+        {
+            "x": make.normal(tokens, k),
+            "weight": make.bytes(n, k).view(torch.int8),
+            "scales": make.scales(n, _groups(s)).float(),
+            "out": make.empty(tokens, n),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _w4a16_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k = s["num_tokens"], s["n"], s["k"]
+    return [
+        {
+            "x": make.normal(tokens, k),
+            "weight": make.bytes(n, k // 2),
+            "scales": make.scales(n, _groups(s)),
+            "zeros": make.bytes(n, _groups(s)) & 15,
+            "out": make.empty(tokens, n),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _groups(s: dict[str, int]) -> int:
+    """Scales of an output: one where the group does not divide k."""
+    return 1 if s["k"] % s["group"] else s["k"] // s["group"]
 
 
 def _update_kv_buffer(make: _Maker, s: dict[str, int]) -> list[Arguments]:
@@ -297,6 +335,8 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "rope": _rope,
     "vocab_embedding": _vocab_embedding,
     "dense_gemm": _dense_gemm,
+    "w8a16_gemm": _w8a16_gemm,
+    "w4a16_gemm": _w4a16_gemm,
     "update_kv_buffer": _update_kv_buffer,
     "update_kv_index": _update_kv_index,
     "flash_decoding": _flash_decoding,

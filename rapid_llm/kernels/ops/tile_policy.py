@@ -28,6 +28,8 @@ from rapid_llm.kernels.store import StoreFile, read_stores, warn_once
 _WIDE_SMEM = 160 * 1024  # two stages of a 128 x 256 x 64 bf16 product and its accumulator's way out
 _SMALLEST_SMEM = 65_536
 _SMALLEST_BLOCK = 16  # the least side of a tensor-core product in Triton
+_MOST_STEP = 128  # elements of k that weight-only products load at a time; a longer BLOCK_K holds a longer group
+_CODE_BITS = {"w8a16_gemm": 8, "w4a16_gemm": 4}  # of an element of the weight
 _FEW_PROGRAMS = 96  # of a matrix product: fewer leave multiprocessors of a large card idle
 
 
@@ -250,6 +252,8 @@ def smem_bytes(op: str, tile: Tile, dtype: str, sizes: Sizes) -> int:
     block_m, block_n, block_k = tile.BLOCK_M or 1, tile.BLOCK_N or 1, tile.BLOCK_K or 1
     if op == "dense_gemm" and block_m > 1:
         return tile.num_stages * (block_m + block_n) * block_k * itemsize
+    if op in _CODE_BITS:
+        return _weight_only_bytes(_CODE_BITS[op], itemsize, block_m, block_n, block_k, tile.num_stages)
     if op in ("flash_decoding", "flashattention2_nopad"):
         dim = max(_ceil_power(sizes["head_dim"]), _SMALLEST_BLOCK)
         return (block_m + 2 * tile.num_stages * block_n) * dim * itemsize
@@ -414,6 +418,51 @@ def _dense_gemv(room: _Room, sizes: Sizes) -> Tile:
     return Tile(1, block_n, min(step // room.itemsize, max(sizes["k"], _SMALLEST_BLOCK)), num_warps=warps)
 
 
+def _w8a16_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """A byte an element: see _weight_only."""
+    return _weight_only(room, sizes, _CODE_BITS["w8a16_gemm"])
+
+
+def _w4a16_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """Half a byte an element: see _weight_only."""
+    return _weight_only(room, sizes, _CODE_BITS["w4a16_gemm"])
+
+
+def _weight_only(room: _Room, sizes: Sizes, bits: int) -> Tile:
+    """Few rows: the weight is streamed, BLOCK_M at its least and BLOCK_K long. Many: square tiles. BLOCK_K covers a group.
+
+    fp32 has no exact matrix instruction: its operands pass through registers, so its tiles are small.
+    """
+    tokens, n, k = (max(sizes[name], _SMALLEST_BLOCK) for name in ("num_tokens", "n", "k"))
+    if room.itemsize == 4:
+        block_m, block_n, block_k = min(tokens, 32), 32, 64
+    elif tokens <= 64:
+        block_m, block_n, block_k = tokens, 32 if n <= 4096 else 64, 128
+    else:
+        block_m, block_n, block_k = 128, 128 if -(-tokens // 128) * -(-n // 128) >= _FEW_PROGRAMS else 64, 64
+    block_n = min(block_n, n)
+    # Groups that are known by their size are whole also where nobody asked for a multiple: when a tile is explained or searched.
+    group = sizes.get("group", 1)
+    block_k = max(_block_k(room, min(block_k, k)), group if group < k else 1)
+    while True:
+        stages = min(_stages_that_fit(room, bits, block_m, block_n, block_k), 4)
+        if stages >= 2 or max(block_m, block_n) <= _SMALLEST_BLOCK:
+            break
+        block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
+    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n >= 128 * 64 else 4, num_stages=max(stages, 1))
+
+
+def _stages_that_fit(room: _Room, bits: int, block_m: int, block_n: int, block_k: int) -> int:
+    none, one = (_weight_only_bytes(bits, room.itemsize, block_m, block_n, block_k, stages) for stages in (0, 1))
+    return (room.smem - none) // (one - none)
+
+
+def _weight_only_bytes(bits: int, itemsize: int, block_m: int, block_n: int, block_k: int, stages: int) -> int:
+    """Stages of x and of the codes, and the codes once more as numbers, on their way to the matrix instruction."""
+    step = min(block_k, _MOST_STEP)
+    return stages * (block_m * itemsize * 8 + block_n * bits) * step // 8 + block_n * step * itemsize
+
+
 def _block_k(room: _Room, wanted: int) -> int:
     """``wanted``, grown to cover whole groups. Blocks are powers of two, so only such groups can be covered."""
     multiple = room.block_k_multiple
@@ -463,6 +512,8 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "sample": (_sample, ("num_seqs", "vocab_size"), ()),
     "top_logprobs": (_top_logprobs, ("vocab_size",), ("num_seqs",)),
     "dense_gemm": (_dense_gemm, ("num_tokens", "n", "k"), ()),
+    "w8a16_gemm": (_w8a16_gemm, ("num_tokens", "n", "k"), ("group",)),
+    "w4a16_gemm": (_w4a16_gemm, ("num_tokens", "n", "k"), ("group",)),
 }
 _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("num_tokens", "d"),
@@ -475,5 +526,7 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "sample": ("num_seqs", "vocab_size"),
     "top_logprobs": ("vocab_size",),
     "dense_gemm": ("num_tokens", "n", "k"),
+    "w8a16_gemm": ("num_tokens", "n", "k", "group"),
+    "w4a16_gemm": ("num_tokens", "n", "k", "group"),
 }
-_OPS_WITH_K = frozenset({"dense_gemm"})
+_OPS_WITH_K = frozenset({"dense_gemm", "w8a16_gemm", "w4a16_gemm"})

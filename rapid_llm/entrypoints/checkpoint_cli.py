@@ -1,0 +1,39 @@
+"""``rapid-llm verify-checkpoint``: is it the model, or is it us? Layers as they serve against what the file holds."""
+
+import argparse
+
+from rapid_llm.config import DTYPES, QUANTIZE, EngineConfig
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "verify-checkpoint",
+        help="compare a model's layers, as they serve, with what its file holds",
+        description="Load MODEL, run sampled layers through the kernels that serve, and compare with float64 products of the "
+        "file's own values. Ends with 1 when a layer is off, holds values that are not numbers, or mostly zeros.",
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="as in generate --model (default: the embedded one)")
+    parser.add_argument("--revision", help="branch, tag or commit of a model that is named")
+    parser.add_argument("--offline", action="store_true", help="never download")
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    parser.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run_verify_checkpoint)
+
+
+def run_verify_checkpoint(options: argparse.Namespace) -> int:
+    """Print a line a layer; 1 when something is wrong."""
+    names = ("model", "revision", "offline", "device", "dtype", "quantize")
+    config = EngineConfig(**{name: getattr(options, name) for name in names})
+    from rapid_llm.entrypoints.llm import locate
+    from rapid_llm.entrypoints.verify_checkpoint import check_checkpoint
+
+    count = wrong = 0
+    for check in check_checkpoint(locate(config), config):
+        count += 1
+        wrong += bool(check.problems)
+        print(check.to_text(), flush=True)
+    print(f"{count} layers checked, {wrong} with problems")
+    return 1 if wrong else 0

@@ -1,0 +1,53 @@
+"""A model whose weights are rounded while they are loaded says what a float model with the rounded weights says."""
+
+import pytest
+import torch
+
+from rapid_llm import LLM, ConfigError, SamplingParams
+from tests.e2e.test_families_match_transformers import FAMILIES, assert_close, run_model
+from tests.quantization.test_online import KINDS, quantised, values_of
+from tests.tiny_model import VOCAB_SIZE, expected_logits, save_checkpoint, tiny_model
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(0, VOCAB_SIZE, (24,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def with_rounded_weights(oracle, kind):
+    """The oracle, every linear layer but the head rounded."""
+    with torch.no_grad():
+        for name, parameter in oracle.named_parameters():
+            if name.endswith("_proj.weight"):
+                parameter.copy_(values_of(quantised(kind, parameter.detach())))
+    return oracle
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_those_of_a_float_model_with_the_rounded_weights(kind, family, ids, tmp_path):
+    oracle = tiny_model(family, tie_word_embeddings=False)
+    folder = save_checkpoint(oracle, tmp_path, tokenizer=False)
+    steps = [[(0, 0, ids[:20])], *([(0, i, ids[i : i + 1])] for i in range(20, 24))]
+
+    logits = run_model(folder, steps, quantize=kind)
+
+    expected = expected_logits(with_rounded_weights(oracle, kind), ids)
+    for got, position in zip(logits, [19, 20, 21, 22, 23], strict=True):
+        assert_close(got[0], expected[position])
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_embedded_model_still_knows_the_capital(kind):
+    llm = LLM(device="cpu", quantize=kind, max_kv_tokens=1024)
+    [output] = llm.chat(
+        [{"role": "user", "content": "Name the capital of France."}], SamplingParams(temperature=0, max_tokens=16)
+    )
+    assert "Paris" in output.outputs[0].text
+
+
+@pytest.mark.parametrize("kind", ["int2", "INT8", "", 8])
+def test_a_format_that_is_not_served_is_refused(kind):
+    with pytest.raises(ConfigError, match=r"quantize is not supported.*int8 \| int4"):
+        LLM(quantize=kind)

@@ -8,6 +8,7 @@ import argparse
 import math
 import sys
 from collections import defaultdict
+from statistics import geometric_mean
 
 from rapid_llm.kernels.device import current_device
 from rapid_llm.kernels.dispatcher.catalog import catalog
@@ -48,12 +49,12 @@ def main() -> int:
 def _times(contract: Contract, dtype: str) -> dict[tuple[tuple[str, int], ...], dict[str, float]]:
     """Microseconds by row for each set of the sizes that a layer and a call tell; means over those that they do not."""
     device = current_device("cuda")
-    logs: dict[tuple[tuple[str, int], ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[tuple[str, int], ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for sizes in serving_sizes(contract.op):
         for each in measure_rows(contract.op, device, dtype, sizes):
             if each.timing is not None:
-                logs[_visible(contract, sizes)][each.row].append(math.log(each.timing.us))
-    return {key: {row: math.exp(sum(each) / len(each)) for row, each in rows.items()} for key, rows in logs.items()}
+                found[_visible(contract, sizes)][each.row].append(each.timing.us)
+    return {key: {row: geometric_mean(each) for row, each in rows.items()} for key, rows in found.items()}
 
 
 def _visible(contract: Contract, sizes: Sizes) -> tuple[tuple[str, int], ...]:

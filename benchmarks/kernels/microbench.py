@@ -27,6 +27,7 @@ from rapid_llm.kernels.dispatcher.evidence import load_records
 from rapid_llm.kernels.dispatcher.ranking import Question, rank
 from rapid_llm.kernels.measure.ceilings import Ceilings, measure_ceilings
 from rapid_llm.kernels.measure.timer import COLD_BYTES, Timing, measure
+from rapid_llm.kernels.measure.tuner import fallback_row
 from rapid_llm.kernels.measure.workloads import Workload, workload
 from rapid_llm.kernels.ops.interfaces import KernelSpec
 
@@ -38,7 +39,6 @@ _ABOVE = 0.97  # of the floor: what ceilings vary by from run to run
 _LAUNCHED_S = 0.05  # a call: longer ones are launched one by one, where a graph of them would only cost time
 _SLOW_S = 0.3  # a call: longer ones are told and not timed; no kernel that serves takes so long
 _KEPT, _ROOM = 4 << 30, 48 << 30  # bytes held from cell to cell, and from arm to arm of one
-_POOLS = ("k_pool", "v_pool", "page_table")  # written in places only: wiped to zeros, where the rest must be overwritten
 
 
 class DeadDevice(RuntimeError):  # noqa: N818 - a state, told as what it is
@@ -50,30 +50,14 @@ def build(cell: Cell, device: str) -> Workload:
     return workload(cell.op, cell.sizes, cell.dtype, variant=cell.variant, device=device)
 
 
-def fallback_row(op: str) -> KernelSpec:
-    """The plain-torch row of an op."""
-    return next(row for row in catalog().rows[op] if row.fallback)
-
-
 def by_fallback(cell: Cell, work: Workload) -> Check:
     """The check against what the op's plain-torch row gives."""
-    wipe(work)
     expected = work.outputs(load_target(fallback_row(cell.op)))
 
     def problem(arm: str, function: Function) -> str:
-        wipe(work)
         return work.difference(function, expected)
 
     return problem
-
-
-def wipe(work: Workload) -> None:
-    """Take what earlier arms wrote out of the first set: an arm that writes nothing would pass on it."""
-    work.reset()
-    for tensor in catalog().contract(work.op).tensors:
-        if tensor.written and (0, tensor.name) not in work.pristine:
-            values = work.sets[0][tensor.name]
-            values.fill_(0 if tensor.name in _POOLS else float("nan") if values.is_floating_point() else -7)
 
 
 def cold_text(work: Workload) -> str:

@@ -9,9 +9,9 @@ import argparse
 
 import torch
 
-from benchmarks.kernels.microbench import fallback_row
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import load_target
+from rapid_llm.kernels.measure.tuner import fallback_row
 from rapid_llm.kernels.measure.workloads import workload
 
 

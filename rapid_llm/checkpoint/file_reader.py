@@ -51,9 +51,7 @@ class FileReader:
         Raises:
             CheckpointError: the range passes the end of the file, or the file cannot be read.
         """
-        if start < 0 or start + nbytes > self.size:
-            got, wanted = f"{self.size:,} bytes", f"{start + nbytes:,}"
-            raise CheckpointError(f"{self.path} is truncated", got=got, wanted=wanted, change="fetch the file again")
+        self._check_range(start, nbytes)
         with self._lock:
             if not self._start <= start <= start + nbytes <= self._start + len(self._window):
                 self._move_window(start, min(max(nbytes, ahead), self.size - start))
@@ -65,9 +63,7 @@ class FileReader:
         Raises:
             CheckpointError: as ``view``.
         """
-        if offset < 0 or offset + len(target) > self.size:
-            got, wanted = f"{self.size:,} bytes", f"{offset + len(target):,}"
-            raise CheckpointError(f"{self.path} is truncated", got=got, wanted=wanted, change="fetch the file again")
+        self._check_range(offset, len(target))
         self._fill(target, offset)
 
     def release(self) -> None:
@@ -80,6 +76,11 @@ class FileReader:
         self.release()
         self._closing()
         self._fd = -1  # the number may come back as another file's
+
+    def _check_range(self, start: int, nbytes: int) -> None:
+        if start < 0 or start + nbytes > self.size:
+            got, wanted = f"{self.size:,} bytes", f"{start + nbytes:,}"
+            raise CheckpointError(f"{self.path} is truncated", got=got, wanted=wanted, change="fetch the file again")
 
     def _move_window(self, start: int, length: int) -> None:
         window = np.empty(length, np.uint8)

@@ -78,7 +78,7 @@ class Placement:
         dtype: of weights and activations.
         quantize: format that linear layers keep their weights in, of ``config.QUANTIZE``; None keeps the numbers.
         recorder: sees every kernel call of the layers built with this placement.
-        questions: what those layers asked of dispatch.
+        questions: what those layers asked of dispatch, each once.
     """
 
     info: DeviceInfo
@@ -95,7 +95,9 @@ class Placement:
 
     def kernel(self, op: str, **sizes: int) -> BoundKernel | BoundBySize:
         """What serves ``op`` here, kept by the layer: one row, or the fastest for each number of tokens where they differ."""
-        self.questions.append(Question(op, self.info, self.dtype_name, sizes))
+        question = Question(op, self.info, self.dtype_name, sizes)
+        if question not in self.questions:  # every layer asks the same
+            self.questions.append(question)
         pieces = choose_by_size(op, device=self.info, dtype=self.dtype_name, **sizes)
         bound = tuple((most, BoundKernel(load_target(row), load_prepare(row), self.recorder)) for most, row in pieces)
         return bound[0][1] if len(bound) == 1 else BoundBySize(bound)

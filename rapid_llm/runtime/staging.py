@@ -147,7 +147,8 @@ def _place(
             _target(targets, part).copy_(_values(source, part, raw))
         return
     with torch.cuda.device(device):
-        sent = buffer.to(device, non_blocking=True)  # the whole piece in one transfer
+        is_sent = any(part.info.is_plain for part in piece.parts)  # what is dequantised goes as its values, further down
+        sent = buffer.to(device, non_blocking=True) if is_sent else buffer  # the whole piece in one transfer
         for (part, raw), (_, host) in zip(_cut(piece, sent), _cut(piece, buffer), strict=True):
             values = _as_stored(part, raw) if part.info.is_plain else _values(source, part, host).to(device)
             _target(targets, part).copy_(values)

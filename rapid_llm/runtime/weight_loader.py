@@ -9,9 +9,6 @@ from rapid_llm.errors import CheckpointError
 from rapid_llm.modules.weights import WeightSlot
 from rapid_llm.runtime.staging import place_pieces, plan_pieces
 
-IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-"""Buffers that old checkpoints hold and that are computed here."""
-
 _LISTED = 8
 """Names an error lists before it counts the rest."""
 
@@ -36,7 +33,7 @@ def match_tensors(source: CheckpointSource, slots: Iterable[WeightSlot]) -> dict
         CheckpointError: lists the names that are missing, unexpected or of another shape.
     """
     wanted = {slot.name: slot for slot in slots}
-    held = {name: info for name, info in source.tensors.items() if not name.endswith(IGNORED_SUFFIXES)}
+    held = source.tensors
     missing = [name for name in wanted if name not in held]
     unexpected = [name for name in held if name not in wanted]
     misshaped = [

@@ -56,11 +56,15 @@ def choose(op: str, phase: Phase | None = None, /, *, device: DeviceInfo, dtype:
 
 @lru_cache(maxsize=4096)
 def _choose(op: str, phase: Phase | None, device: DeviceInfo, dtype: str, sizes: _Items, overrides: _Items) -> KernelSpec:
-    question = Question(op, device, dtype, dict(sizes), phase)
+    return _served(Question(op, device, dtype, dict(sizes), phase), overrides)[0]
+
+
+def _served(question: Question, overrides: _Items) -> tuple[KernelSpec, Choice]:
+    """The row that serves, and the answer it stands in. Raises: NoKernelError when none does."""
     choice = answer(question, dict(overrides))
     if choice.chosen is None:
         raise _no_kernel(question, choice.ranking)
-    return choice.chosen.row
+    return choice.chosen.row, choice
 
 
 Pieces = tuple[tuple[int, KernelSpec], ...]
@@ -80,9 +84,9 @@ def choose_by_size(op: str, /, *, device: DeviceInfo, dtype: str, **sizes: int) 
 def _choose_by_size(op: str, device: DeviceInfo, dtype: str, sizes: _Items, overrides: _Items) -> Pieces:
     contract = catalogs.catalog().contract(op)
     most = int(contract.maxima.get(contract.free, 0))
-    usual = answer(Question(op, device, dtype, dict(sizes), None), dict(overrides))
+    row, usual = _served(Question(op, device, dtype, dict(sizes), None), overrides)
     natives = [verdict for verdict in usual.ranking.eligible if not verdict.row.fallback]
-    alone = ((most, _choose(op, None, device, dtype, sizes, overrides)),)
+    alone = ((most, row),)
     if not contract.free or contract.free in dict(sizes) or usual.override or len(natives) < 2:
         return alone
     pieces: list[tuple[int, KernelSpec]] = []

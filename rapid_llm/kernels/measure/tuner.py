@@ -4,12 +4,12 @@ Never at import, never at a first call: this runs when somebody asks for it (``r
 a start reads.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -160,7 +160,7 @@ def _tune_bucket(op: str, device: DeviceInfo, dtype: str, bucket: str, members: 
                 refused.append(f"{tile.launch()}: {problem}")
                 continue
             runs = [measure(call.calls(function), reset=call.reset, budget_s=0.01) for call in calls]
-        times[tile] = math.exp(sum(math.log(run.us) for run in runs) / len(runs))
+        times[tile] = geometric_mean(run.us for run in runs)
     if not times:
         raise ConfigError(
             f"no tile of {op} works", got="; ".join(refused)[:300], wanted="one at least", change="run kernels verify"
@@ -207,10 +207,11 @@ def _oracle(op: str, device: DeviceInfo) -> KernelSpec:
     """The row that says what is right: the native one as its evidence knows it, with the heuristic's tile; else plain torch."""
     row = native_row(op)
     evidence = evidence_for(row, device, triton=triton_minor(), here=True, records=load_records())
-    return row if evidence.state == "verified_here" else _fallback(op)
+    return row if evidence.state == "verified_here" else fallback_row(op)
 
 
-def _fallback(op: str) -> KernelSpec:
+def fallback_row(op: str) -> KernelSpec:
+    """The plain-torch row of an op."""
     return next(row for row in catalog().rows[op] if row.fallback)
 
 
@@ -221,7 +222,7 @@ def measure_rows(op: str, device: DeviceInfo, dtype: str, sizes: Sizes, *, budge
     results = []
     for variant in variants(op):
         call = workload(op, sizes, dtype, variant=variant, device=device.type)
-        expected = call.outputs(load_target(_fallback(op)))
+        expected = call.outputs(load_target(fallback_row(op)))
         for row in rows:
             function = load_target(row)
             problem = _problem(function, [call], [expected])
@@ -257,7 +258,7 @@ def store_latencies(device: DeviceInfo, measured: Sequence[Measured]) -> None:
             by_row.setdefault(each.row, {}).setdefault(key, []).append(each.timing.us)
     rows = {row.name: row for row in catalog().all_rows()}
     for name, times in by_row.items():
-        means = {key: round(math.exp(sum(map(math.log, values)) / len(values)), 3) for key, values in times.items()}
+        means = {key: round(geometric_mean(values), 3) for key, values in times.items()}
         record_latencies(rows[name], device, means)
     forget_choices()
 

@@ -137,7 +137,8 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
     dtype = _DTYPE_ALIASES.get(arguments.dtype, arguments.dtype)
     ops = [catalog().contract(op).op for op in arguments.op or catalog().contracts]
-    tiled = [op for op in tuner.tunable(None) if op in ops]
+    tiled = tuner.tunable(arguments.op if arguments.only == "tiles" else None)
+    tiled = [op for op in tiled if op in ops]
     if arguments.compile_shard:
         shard, shards = map(int, arguments.compile_shard.split("/"))
         return 0 if sum(tuner.compile_op(op, device, dtype, shard, shards) for op in tiled) else 1

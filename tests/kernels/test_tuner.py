@@ -220,6 +220,13 @@ def test_the_command_verifies_searches_measures_and_keeps_all_of_it(monkeypatch,
     forget_tiles()
 
 
+def test_a_search_of_an_op_without_tiles_is_refused_and_not_passed_over(monkeypatch, capsys):
+    gpu = dataclasses.replace(current_device(None), type="cuda")
+    monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli.probe_device", lambda: gpu)
+    assert main(["kernels", "tune", "--op", "update_kv_buffer", "--only", "tiles"]) == 2
+    assert "no tiles to search" in capsys.readouterr().err
+
+
 def test_the_command_asks_for_a_gpu(capsys):
     if current_device(None).type == "cpu":
         assert main(["kernels", "tune"]) == 2

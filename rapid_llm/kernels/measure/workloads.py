@@ -14,7 +14,7 @@ from rapid_llm.kernels.ops.interfaces import Sizes
 Arguments = dict[str, Any]
 
 _SEED = 20_261_129
-_WIPED = 7
+_WIPED = -7  # no token's id
 _TOLERANCE = {"float32": 2e-4, "bfloat16": 1e-2, "float16": 2e-3}
 """Relative error (of norms) that two right results of sums in another order keep well within."""
 

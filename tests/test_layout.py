@@ -20,17 +20,20 @@ def text_of_tests(folder):
     return "\n".join(file.read_text() for file in (ROOT / "tests" / folder).rglob("*.py"))
 
 
+def source_of(folder, family):
+    """What a tier holds of one family: a file, or a package where the family is large."""
+    place = PACKAGE / "kernels" / folder / family
+    files = sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    return "\n".join(file.read_text() for file in files)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_has_a_twin_a_fallback_row_a_verify_case_and_a_test(op):
     family = catalog().families[op]
     for folder in ("reference", "ops/fallback"):
-        names = {
-            node.name
-            for node in ast.parse((PACKAGE / "kernels" / folder / f"{family}.py").read_text()).body
-            if hasattr(node, "name")
-        }
-        assert op in names, f"kernels/{folder}/{family}.py has no {op}"
-    assert f'"{op}"' in (PACKAGE / "kernels" / "verify" / f"{family}.py").read_text()
+        names = {node.name for node in ast.parse(source_of(folder, family)).body if hasattr(node, "name")}
+        assert op in names, f"kernels/{folder}/{family} has no {op}"
+    assert f'"{op}"' in source_of("verify", family)
     assert re.search(rf"\b{op}\b", text_of_tests("kernels"))
     assert any(row.fallback for row in catalog().rows[op])
 

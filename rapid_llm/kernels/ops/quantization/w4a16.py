@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
-from rapid_llm.kernels.ops.quantization.inputs import check_w4a16_gemm
+from rapid_llm.kernels.ops.quantization.weight_only_inputs import check_w4a16_gemm
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
@@ -39,8 +39,8 @@ def w4a16_gemm(
         zeros: [n, k / group], uint8, the code 0..15 that stands for 0, a byte each; inner stride 1, row stride free. None is 8.
         bias: [n], dtype of x, stride 1; or None.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
-    Twin: kernels/reference/quantization.py::w4a16_gemm. Origin: this repo; groups with zero points as in Frantar et al. 2022,
-    https://arxiv.org/abs/2210.17323.
+    Twin: kernels/reference/quantization/weight_only.py::w4a16_gemm. Origin: this repo; groups with zero points as in
+    Frantar et al. 2022, https://arxiv.org/abs/2210.17323.
     """
     group = check_w4a16_gemm(x, weight, scales, out, zeros, bias)
     (num_tokens, k), n = x.shape, weight.shape[0]

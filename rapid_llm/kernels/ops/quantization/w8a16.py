@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
-from rapid_llm.kernels.ops.quantization.inputs import check_w8a16_gemm
+from rapid_llm.kernels.ops.quantization.weight_only_inputs import check_w8a16_gemm
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
@@ -30,7 +30,7 @@ def w8a16_gemm(
         out: [num_tokens, n], dtype and device of x, apart from it; inner stride 1, row stride free.
         bias: [n], dtype of x, stride 1; or None.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
-    Twin: kernels/reference/quantization.py::w8a16_gemm. Origin: this repo; int8 weights as in Dettmers et al. 2022,
+    Twin: kernels/reference/quantization/weight_only.py::w8a16_gemm. Origin: this repo; int8 weights as in Dettmers et al. 2022,
     https://arxiv.org/abs/2208.07339, e4m3 as in Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433.
     """
     group = check_w8a16_gemm(x, weight, scales, out, bias)

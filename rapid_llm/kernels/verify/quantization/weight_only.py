@@ -1,4 +1,4 @@
-"""Cases of the quantization family."""
+"""Cases of products with weights that alone are quantised."""
 
 import math
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 
 from rapid_llm.kernels.ops.interfaces import Contract, Sizes
-from rapid_llm.kernels.ops.quantization.rows import W4A16_GEMM, W8A16_GEMM
-from rapid_llm.kernels.reference import quantization as reference
+from rapid_llm.kernels.ops.quantization.weight_only_rows import W4A16_GEMM, W8A16_GEMM
+from rapid_llm.kernels.reference.quantization import weight_only as reference
 from rapid_llm.kernels.verify.buffers import Stage, spikes, uniform, view_of
 from rapid_llm.kernels.verify.case import Case, CaseMaker, Check
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from rapid_llm.kernels.ops.quantization.inputs import check_w4a16_gemm, check_w8a16_gemm
+from rapid_llm.kernels.ops.quantization.weight_only_inputs import check_w4a16_gemm, check_w8a16_gemm
 
 _CHUNK = 1 << 20  # elements of the weight that are fp32 at one time: 4 MiB, which a CPU's cache holds until they are multiplied
 
@@ -21,7 +21,7 @@ def w8a16_gemm(
         out: [num_tokens, n], dtype and device of x, apart from it; inner stride 1, row stride free.
         bias: [n], dtype of x, stride 1; or None.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
-    Twin: kernels/reference/quantization.py::w8a16_gemm. Origin: this repo.
+    Twin: kernels/reference/quantization/weight_only.py::w8a16_gemm. Origin: this repo.
     """
     group = check_w8a16_gemm(x, weight, scales, out, bias)
 
@@ -58,7 +58,7 @@ def w4a16_gemm(
         zeros: [n, k / group], uint8, the code 0..15 that stands for 0, a byte each; inner stride 1, row stride free. None is 8.
         bias: [n], dtype of x, stride 1; or None.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
-    Twin: kernels/reference/quantization.py::w4a16_gemm. Origin: this repo.
+    Twin: kernels/reference/quantization/weight_only.py::w4a16_gemm. Origin: this repo.
     """
     group = check_w4a16_gemm(x, weight, scales, out, zeros, bias)
     k = x.shape[1]

@@ -1,0 +1,1 @@
+"""Quantised products and quantisers in plain torch."""

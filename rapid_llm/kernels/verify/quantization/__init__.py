@@ -1,0 +1,6 @@
+"""Cases of the quantization family."""
+
+from rapid_llm.kernels.verify.case import CaseMaker
+from rapid_llm.kernels.verify.quantization import weight_only
+
+CASES: dict[str, CaseMaker] = {**weight_only.CASES}

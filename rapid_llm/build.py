@@ -16,6 +16,8 @@ from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.registry import architecture
 from rapid_llm.modules.placement import Placement
+from rapid_llm.quantization.formats import Plain
+from rapid_llm.quantization.online import OnlineFormats
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
 from rapid_llm.runtime.weight_loader import load_weights
 from rapid_llm.runtime.worker import Worker
@@ -63,7 +65,8 @@ def choose_placement(config: EngineConfig) -> Placement:
     """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU."""
     info = current_device(config.device)
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
-    return Placement(info, torch.device(config.device or info.type), getattr(torch, dtype), config.quantize)
+    formats = Plain() if config.quantize is None else OnlineFormats(config.quantize)
+    return Placement(info, torch.device(config.device or info.type), getattr(torch, dtype), formats)
 
 
 def is_head_tied(source: CheckpointSource) -> bool:

@@ -22,10 +22,29 @@ from rapid_llm.models.config import ModelConfig
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-DTYPES = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
-"""Dtypes that are read, by safetensors name: their names here and bytes."""
+DTYPES = {
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E8M0": ("uint8", 1),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "I32": ("int32", 4),
+    "I64": ("int64", 8),
+}
+"""Dtypes that are read, by safetensors name: their names here and bytes. Powers of two (E8M0) are read as their bytes."""
 
-_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "float8_e4m3fn": np.dtype("u1"),
+    "int8": np.dtype("i1"),
+    "uint8": np.dtype("u1"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+}
 _HEADER_AHEAD = 64 << 10  # most headers of a shard come with the read of their length
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+STORED_CODES = ("int8", "uint8", "int32", "int64", "float8_e4m3fn")
+"""Dtypes of tensors that are no values by themselves: codes, packed ones and indices of a quantised checkpoint."""
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -20,7 +23,8 @@ class TensorInfo:
     Attributes:
         name: Hugging Face name ("model.layers.0.self_attn.q_proj.weight"), whatever the file calls it.
         shape: sizes, outermost first.
-        dtype: "float32", "float16" or "bfloat16"; for a quantised GGUF tensor its ggml type, such as "Q4_K" or "Q8_0".
+        dtype: "float32", "float16", "bfloat16" or one of STORED_CODES; for a quantised GGUF tensor its ggml type, such as
+            "Q4_K" or "Q8_0".
         file: the file that holds it.
         nbytes: bytes it takes in the file.
         offset: byte of the file where it begins.
@@ -38,7 +42,7 @@ class TensorInfo:
     @property
     def is_plain(self) -> bool:
         """Whether the bytes in the file are the values as they stand."""
-        return self.dtype in ("float32", "float16", "bfloat16") and not self.is_reordered
+        return self.dtype in ("float32", "float16", "bfloat16", *STORED_CODES) and not self.is_reordered
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class CheckpointSource(Protocol):
     tokenizer_source: TokenizerSource
 
     def read(self, name: str) -> "NDArray[Any]":
-        """Values of a tensor, in its shape: float32 or float16; bfloat16 comes as the uint16 array of its raw bits.
+        """Values of a tensor, in its shape; bfloat16 and float8 come as the uint16 and uint8 arrays of their raw bits.
 
         Quantised GGUF tensors come dequantised, as float32. The array may be a view of the read-ahead window: it stays valid,
         and keeps that window (32 MiB) alive as long as it is held. Safe to call from several threads.

@@ -81,7 +81,7 @@ def _check_linear(linear: Linear, source: CheckpointSource, place: Placement) ->
         right += torch.cat([_numbers(source, f"{name}.bias") for name, _ in linear.parts])
     error = float((result - right).norm() / right.norm().clamp_min(1e-30))
     cosine = float(torch.nn.functional.cosine_similarity(result.flatten(), right.flatten(), dim=0))
-    kind = place.quantize or place.dtype_name
+    kind = place.dtype_name if linear.format is None else linear.format.kind
     problems = [problem for (name, _), weight in zip(linear.parts, weights, strict=True) for problem in _oddities(name, weight)]
     if not error <= _ALLOWED[kind]:
         problems.append(f"error above {_ALLOWED[kind]:.0e}")

@@ -15,7 +15,7 @@ from rapid_llm.modules.mlp import GatedMLP
 from rapid_llm.modules.norm import RMSNorm
 from rapid_llm.modules.placement import Placement
 from rapid_llm.modules.rotary import Rotary
-from rapid_llm.modules.weights import Layer, WeightSlot
+from rapid_llm.weights import Layer, WeightSlot
 
 
 class LlamaLayer:

@@ -11,7 +11,7 @@ from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.norm import RMSNorm
 from rapid_llm.modules.placement import Placement
 from rapid_llm.modules.rotary import Rotary
-from rapid_llm.modules.weights import WeightSlot
+from rapid_llm.weights import WeightSlot
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from rapid_llm.modules.placement import Placement
-from rapid_llm.modules.weights import WeightSlot
+from rapid_llm.weights import WeightSlot
 
 
 class Embedding:

@@ -6,7 +6,7 @@ import torch
 
 from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.placement import Placement
-from rapid_llm.modules.weights import WeightSlot
+from rapid_llm.weights import WeightSlot
 
 
 class GatedMLP:

@@ -11,6 +11,7 @@ import torch
 from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.dispatcher.dispatch import choose_by_size, load_prepare, load_target
 from rapid_llm.kernels.dispatcher.ranking import Question
+from rapid_llm.quantization.formats import Formats, Plain
 
 Call = Callable[[], Any]
 
@@ -76,7 +77,7 @@ class Placement:
         info: what the device can do.
         device: where tensors go.
         dtype: of weights and activations.
-        quantize: format that linear layers keep their weights in, of ``config.QUANTIZE``; None keeps the numbers.
+        formats: how each linear layer keeps its weight.
         recorder: sees every kernel call of the layers built with this placement.
         questions: what those layers asked of dispatch, each once.
     """
@@ -84,7 +85,7 @@ class Placement:
     info: DeviceInfo
     device: torch.device
     dtype: torch.dtype
-    quantize: str | None = None
+    formats: Formats = field(default_factory=Plain)
     recorder: Recorder = field(default_factory=Recorder, compare=False)
     questions: list[Question] = field(default_factory=list, compare=False)
 

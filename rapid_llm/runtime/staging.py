@@ -15,15 +15,15 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
-from rapid_llm.checkpoint.source import CheckpointSource, TensorInfo
-from rapid_llm.modules.weights import Target
+from rapid_llm.checkpoint.source import STORED_CODES, CheckpointSource, TensorInfo
+from rapid_llm.weights import Target
 
 PIECE_BYTES = 32 << 20
 """Bytes of a piece, as stored and as values, unless one row is larger: a read long enough for any storage to stream."""
 
 MAX_THREADS = 8
 _LARGEST_GAP = 4096  # bytes between two tensors that are read along rather than sought over: files align them
-_TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_TORCH_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", *STORED_CODES)}
 
 
 @dataclass(frozen=True, slots=True)

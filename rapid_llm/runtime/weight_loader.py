@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rapid_llm.checkpoint.source import CheckpointSource
+from rapid_llm.checkpoint.source import STORED_CODES, CheckpointSource
 from rapid_llm.errors import CheckpointError
-from rapid_llm.modules.weights import WeightSlot
 from rapid_llm.runtime.staging import place_pieces, plan_pieces
+from rapid_llm.weights import WeightSlot
 
 _LISTED = 8
 """Names an error lists before it counts the rest."""
@@ -30,18 +30,23 @@ def match_tensors(source: CheckpointSource, slots: Iterable[WeightSlot]) -> dict
     """Pair every tensor of the file with its place, before anything is read.
 
     Raises:
-        CheckpointError: lists the names that are missing, unexpected or of another shape.
+        CheckpointError: lists the names that are missing, unexpected, or of another shape or dtype.
     """
     wanted = {slot.name: slot for slot in slots}
     held = source.tensors
-    missing = [name for name in wanted if name not in held]
+    missing = [name for name, slot in wanted.items() if name not in held and not slot.optional]
     unexpected = [name for name in held if name not in wanted]
     misshaped = [
         f"{name} is {list(held[name].shape)}, not {list(slot.target.shape)}"
         for name, slot in wanted.items()
         if name in held and held[name].shape != tuple(slot.target.shape)
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
+    mistyped = [
+        f"{name} is {held[name].dtype}, not {' or '.join(slot.dtypes) or 'of floats'}"
+        for name, slot in wanted.items()
+        if name in held and not _takes(slot, held[name].dtype)
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped), ("mistyped", mistyped))
     if found := [f"{len(names)} {kind} ({_listing(names)})" for kind, names in kinds if names]:
         wanted_text = f"exactly the {len(wanted)} tensors of the architecture"
         change = "load the checkpoint that this config belongs to"
@@ -72,7 +77,14 @@ def load_weights(
         done += sum(part.nbytes for part in piece.parts)
         if progress is not None:
             progress(done, total, time.perf_counter() - start)
+    for finish in dict.fromkeys(slot.finish for slot in matched.values() if slot.finish is not None):
+        finish()
     return LoadReport(len(matched), total, time.perf_counter() - start)
+
+
+def _takes(slot: WeightSlot, dtype: str) -> bool:
+    """Whether a tensor of this dtype in the file may fill the slot: stored codes are never taken for values."""
+    return dtype in slot.dtypes if slot.dtypes else dtype not in STORED_CODES
 
 
 def _listing(names: list[str]) -> str:

@@ -5,7 +5,7 @@ import torch
 
 from rapid_llm import LLM, ConfigError, SamplingParams
 from tests.e2e.test_families_match_transformers import FAMILIES, assert_close, run_model
-from tests.quantization.test_online import KINDS, quantised, values_of
+from tests.quantization.test_online import KINDS, quantised
 from tests.tiny_model import VOCAB_SIZE, expected_logits, save_checkpoint, tiny_model
 
 
@@ -19,7 +19,7 @@ def with_rounded_weights(oracle, kind):
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
             if name.endswith("_proj.weight"):
-                parameter.copy_(values_of(quantised(kind, parameter.detach())))
+                parameter.copy_(quantised(kind, parameter.detach()).numbers())
     return oracle
 
 

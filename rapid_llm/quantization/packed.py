@@ -1,0 +1,159 @@
+"""Weights in few bits as they lie on a device, and the ops that multiply by them: one class a way of keeping them."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None]
+"""Writes x @ weight.T (+ bias) into ``out``, given (x, out, bias)."""
+
+
+class Place(Protocol):
+    """What a weight needs of where it lies."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors go."""
+
+    def kernel(self, op: str, **sizes: int) -> Callable[..., Any]:
+        """What serves an op there."""
+
+
+class Packed:
+    """A matrix [n, k] in few bits, or with ``experts`` a stack of them, [experts, n, k].
+
+    Attributes:
+        experts_op: the op that multiplies by such stacks; "" where there is none.
+        n, k: rows and columns as numbers.
+        tensors: by their names as the ops' arguments; each one's first dimension (second in a stack) is along n.
+        group: elements along k that share a scale; k where a row has one.
+    """
+
+    experts_op: ClassVar[str] = ""
+
+    def __init__(self, n: int, k: int, group: int, tensors: dict[str, torch.Tensor]) -> None:
+        self.n, self.k, self.group, self.tensors = n, k, group, tensors
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The codes."""
+        return self.tensors["weight"]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.weight.device
+
+    def part(self, start: int, stop: int) -> Self:
+        """Views of some rows: of what one checkpoint tensor fills."""
+        return type(self)(stop - start, self.k, self.group, {name: each[start:stop] for name, each in self.tensors.items()})
+
+    def expert(self, number: int) -> Self:
+        """Views of one matrix of a stack."""
+        return type(self)(self.n, self.k, self.group, {name: each[number] for name, each in self.tensors.items()})
+
+    def product(self, place: Place) -> Product:
+        """Bind what multiplies by this matrix there."""
+        raise NotImplementedError
+
+    def numbers(self) -> torch.Tensor:
+        """The values, [n, k] in float32."""
+        raise NotImplementedError
+
+    def round(self, start: int, values: torch.Tensor) -> None:
+        """Keep float32 ``values``, rows from ``start`` on, as near as this way of keeping them allows."""
+        raise NotImplementedError
+
+
+class Int8Weight(Packed):
+    """int8 [n, k] and an fp32 scale for each row [n], or for each group of one [n, k / group].
+
+    Rounding: to the nearest of -127..127 times the largest magnitude over 127.
+    """
+
+    experts_op = "fused_moe_w8a16"
+
+    @classmethod
+    def empty(cls, place: Place, n: int, k: int, *, group: int = 0, experts: int | None = None) -> "Int8Weight":
+        """Zeros with scales that are NaN until they are loaded; ``group`` 0 gives a row one scale."""
+        lead = () if experts is None else (experts,)
+        shape = (*lead, n, k // group) if group else (*lead, n)
+        tensors = {
+            "weight": torch.zeros(*lead, n, k, dtype=torch.int8, device=place.device),
+            "scales": torch.full(shape, torch.nan, device=place.device),
+        }
+        return cls(n, k, group or k, tensors)
+
+    def product(self, place: Place) -> Product:
+        """By w8a16_gemm."""
+        gemm, weight, scales = (
+            place.kernel("w8a16_gemm", n=self.n, k=self.k, group=self.group),
+            self.weight,
+            self.tensors["scales"],
+        )
+        return lambda x, out, bias: gemm(x, weight, scales, out=out, bias=bias)
+
+    def numbers(self) -> torch.Tensor:
+        """The values."""
+        return (self.weight.float().view(self.n, -1, self.group) * self.tensors["scales"].view(self.n, -1, 1)).view(self.n, -1)
+
+    def round(self, start: int, values: torch.Tensor) -> None:
+        """Round rows, a scale for each group."""
+        groups = values.view(len(values), -1, self.group)
+        scales = groups.abs().amax(2) / 127
+        codes = (groups / torch.where(scales > 0, scales, 1.0)[..., None]).round_()
+        stop = start + len(values)
+        self.weight[start:stop] = codes.view(values.shape).to(torch.int8)
+        self.tensors["scales"].view(self.n, -1)[start:stop] = scales
+
+
+class Int4Weight(Packed):
+    """Two 4-bit codes a byte [n, k / 2], with a scale and a zero code [n, k / group] a group: value = (code - zero) * scale.
+
+    Without "zeros" among its tensors every zero code is 8. Rounding: from a group's least to its largest value in 15 steps.
+    """
+
+    experts_op = "fused_moe_w4a16"
+
+    @classmethod
+    def empty(
+        cls, place: Place, n: int, k: int, *, group: int = 0, zeros: bool = True, experts: int | None = None
+    ) -> "Int4Weight":
+        """Zeros with scales that are NaN until they are loaded; ``group`` 0 gives a row one scale."""
+        lead, groups = () if experts is None else (experts,), k // (group or k)
+        tensors = {
+            "weight": torch.zeros(*lead, n, k // 2, dtype=torch.uint8, device=place.device),
+            "scales": torch.full((*lead, n, groups), torch.nan, device=place.device),
+        }
+        if zeros:
+            tensors["zeros"] = torch.zeros(*lead, n, groups, dtype=torch.uint8, device=place.device)
+        return cls(n, k, group or k, tensors)
+
+    def product(self, place: Place) -> Product:
+        """By w4a16_gemm."""
+        gemm, weight, scales = (
+            place.kernel("w4a16_gemm", n=self.n, k=self.k, group=self.group),
+            self.weight,
+            self.tensors["scales"],
+        )
+        zeros = self.tensors.get("zeros")
+        return lambda x, out, bias: gemm(x, weight, scales, out=out, zeros=zeros, bias=bias)
+
+    def numbers(self) -> torch.Tensor:
+        """The values."""
+        codes = torch.stack((self.weight & 15, self.weight >> 4), 2).view(self.n, -1, self.group).float()
+        zeros = self.tensors["zeros"].float()[..., None] if "zeros" in self.tensors else 8.0
+        return ((codes - zeros) * self.tensors["scales"].float()[..., None]).view(self.n, self.k)
+
+    def round(self, start: int, values: torch.Tensor) -> None:
+        """Round rows, group by group."""
+        groups = values.view(len(values), -1, self.group)
+        low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)  # zero itself stays exact
+        scales = (high - low) / 15
+        steps = torch.where(scales > 0, scales, 1.0)
+        zeros = (-low / steps).round_()
+        codes = ((groups / steps[..., None]).round_() + zeros[..., None]).clamp_(0, 15).to(torch.uint8).view(len(values), -1)
+        stop = start + len(values)
+        self.weight[start:stop] = codes[:, ::2] | codes[:, 1::2] << 4
+        self.tensors["scales"][start:stop], self.tensors["zeros"][start:stop] = scales, zeros.to(torch.uint8)

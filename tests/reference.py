@@ -5,6 +5,14 @@ from rapid_llm.kernels.reference.attention import flash_decoding, flashattention
 from rapid_llm.kernels.reference.embeddings import vocab_embedding
 from rapid_llm.kernels.reference.gemm import dense_gemm
 from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_index
+from rapid_llm.kernels.reference.moe import (
+    fused_moe,
+    fused_moe_fp8,
+    fused_moe_mxfp4,
+    fused_moe_w4a16,
+    fused_moe_w8a16,
+    route_experts,
+)
 from rapid_llm.kernels.reference.norm import add_rms_norm, rms_norm
 from rapid_llm.kernels.reference.quantization import w4a16_gemm, w8a16_gemm
 from rapid_llm.kernels.reference.rotary import rope
@@ -16,9 +24,15 @@ __all__ = [
     "filtered_probabilities",
     "flash_decoding",
     "flashattention2_nopad",
+    "fused_moe",
+    "fused_moe_fp8",
+    "fused_moe_mxfp4",
+    "fused_moe_w4a16",
+    "fused_moe_w8a16",
     "philox4x32",
     "rms_norm",
     "rope",
+    "route_experts",
     "sample",
     "swiglu",
     "top_logprobs",

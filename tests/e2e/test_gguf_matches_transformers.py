@@ -10,12 +10,13 @@ from tests.checkpoint.writers import BYTE_TOKENS, F32, Gguf, GgufTensor, gguf_na
 from tests.e2e.test_families_match_transformers import LLAMA3, YARN, assert_close, run_model
 from tests.tiny_model import SPECIAL, expected_logits, tiny_model
 
+GGUF_NAMES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
 PROMPT = [72, 101, 108, 108, 111, 32, 226, 156, 147, 5, 9, 200, 31, 64, 17, 3, 77, 12, 90, 33, 256]
 
 
 def written(family, model, folder, *tensors, **keys):
     """A GGUF file of ``model``, with further tensors and metadata keys below the architecture's name."""
-    config = model.config
+    config, arch = model.config, GGUF_NAMES.get(family, family)
     metadata = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -27,10 +28,15 @@ def written(family, model, folder, *tensors, **keys):
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": config.rope_parameters["rope_theta"],
-    } | keys
+    }
+    if family in GGUF_NAMES:
+        metadata |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    if family == "qwen3_moe":
+        metadata["expert_feed_forward_length"] = config.moe_intermediate_size
+    metadata |= keys
     stored = [
-        GgufTensor(gguf_name(name), tuple(values.shape), F32, in_order(family, name, values.numpy()).astype("<f4").tobytes())
-        for name, values in model.state_dict().items()
+        GgufTensor(gguf_name(name), tuple(values.shape), F32, in_order(arch, name, values.numpy()).astype("<f4").tobytes())
+        for name, values in apart(model.state_dict()).items()
         if name != "lm_head.weight" or not config.tie_word_embeddings
     ]
     tokenizer = {
@@ -41,15 +47,27 @@ def written(family, model, folder, *tensors, **keys):
         "tokenizer.ggml.merges": [],
         "tokenizer.ggml.eos_token_id": 257,
     }
-    named = {f"{family}.{key}": value for key, value in metadata.items()}
+    named = {f"{arch}.{key}": value for key, value in metadata.items()}
     path = folder / "model.gguf"
-    path.write_bytes(Gguf({"general.architecture": family} | named | tokenizer, [*stored, *tensors]).to_bytes())
+    path.write_bytes(Gguf({"general.architecture": arch} | named | tokenizer, [*stored, *tensors]).to_bytes())
     return path
 
 
-def in_order(family, name, values):
+def apart(tensors):
+    """Gate and up of the experts as the converter stores them: a stack each."""
+    names = {}
+    for name, values in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = values.chunk(2, 1)
+            names |= {name.replace("gate_up_proj", "gate_proj.weight"): gate, name.replace("gate_up_proj", "up_proj.weight"): up}
+        else:
+            names[name if name.endswith((".weight", ".bias")) else f"{name}.weight"] = values
+    return names
+
+
+def in_order(arch, name, values):
     """Rows as the converter stores them: those of q and k in another order, in llama files only."""
-    return np.ascontiguousarray(permuted(name, values) if family == "llama" else values)
+    return np.ascontiguousarray(permuted(name, values) if arch == "llama" else values)
 
 
 def llama3_divisors(head_dim):
@@ -70,11 +88,25 @@ def same_logits(path, oracle):
 
 
 @pytest.mark.case("J10")
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_a_gguf_file_gives_the_logits_of_the_model_it_was_written_from(family, tied, tmp_path):
     oracle = tiny_model(family, tie_word_embeddings=tied, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
     same_logits(written(family, oracle, tmp_path), oracle)
+
+
+def test_layers_without_experts_are_found_in_the_tensor_table(tmp_path):
+    oracle = tiny_model("qwen3_moe", num_hidden_layers=3, mlp_only_layers=[1])
+    same_logits(written("qwen3_moe", oracle, tmp_path), oracle)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_weights_of_experts_sum_to_1_unless_the_file_says_otherwise(said, tmp_path):
+    oracle = tiny_model("qwen3_moe", norm_topk_prob=not said)
+    keys = {} if not said else {"expert_weights_norm": False}
+    same_logits(written("qwen3_moe", oracle, tmp_path, **keys), oracle)
+    with pytest.raises(AssertionError):  # and it matters
+        same_logits(written("qwen3_moe", oracle, tmp_path, expert_weights_norm=said), oracle)
 
 
 def test_biases_are_found_in_the_tensor_table(tmp_path):

@@ -15,11 +15,12 @@ def ids():
 
 
 def with_rounded_weights(oracle, kind):
-    """The oracle, every linear layer but the head rounded."""
+    """The oracle, every linear layer but the head and the routers rounded."""
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
-            if name.endswith("_proj.weight"):
-                parameter.copy_(quantised(kind, parameter.detach()).numbers())
+            if name.endswith(("_proj", "_proj.weight")):
+                for matrix in parameter.view(-1, *parameter.shape[-2:]):  # a stack's, one after the other
+                    matrix.copy_(quantised(kind, matrix.detach()).numbers())
     return oracle
 
 
@@ -35,6 +36,20 @@ def test_logits_equal_those_of_a_float_model_with_the_rounded_weights(kind, fami
     expected = expected_logits(with_rounded_weights(oracle, kind), ids)
     for got, position in zip(logits, [19, 20, 21, 22, 23], strict=True):
         assert_close(got[0], expected[position])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_whose_rows_divide_into_other_groups_than_their_inputs(kind, ids, tmp_path):
+    oracle = tiny_model("qwen3_moe", hidden_size=128, mlp_only_layers=[1])  # int4: groups of 128 and of 32
+    folder = save_checkpoint(oracle, tmp_path, tokenizer=False)
+    [logits] = run_model(folder, [[(0, 0, ids)]], quantize=kind)
+    assert_close(logits[0], expected_logits(with_rounded_weights(oracle, kind), ids)[-1])
+
+
+def test_experts_that_cannot_be_kept_so_are_refused_by_layer(tmp_path):
+    folder = save_checkpoint(tiny_model("qwen3_moe", moe_intermediate_size=24), tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.layers\.0\.mlp\.experts\.0\.down_proj cannot be int4: got rows of 24"):
+        LLM(str(folder), quantize="int4")
 
 
 @pytest.mark.real_model

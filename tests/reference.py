@@ -6,7 +6,7 @@ from rapid_llm.kernels.reference.embeddings import vocab_embedding
 from rapid_llm.kernels.reference.gemm import dense_gemm
 from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_index
 from rapid_llm.kernels.reference.norm import add_rms_norm, rms_norm
-from rapid_llm.kernels.reference.quantization import w4a16_gemm, w8a16_gemm
+from rapid_llm.kernels.reference.quantization import mxfp4_gemm, nvfp4_gemm, quantize_nvfp4, w4a16_gemm, w8a16_gemm
 from rapid_llm.kernels.reference.rotary import rope
 from rapid_llm.kernels.reference.sampling import filtered_probabilities, philox4x32, sample, top_logprobs
 
@@ -16,7 +16,10 @@ __all__ = [
     "filtered_probabilities",
     "flash_decoding",
     "flashattention2_nopad",
+    "mxfp4_gemm",
+    "nvfp4_gemm",
     "philox4x32",
+    "quantize_nvfp4",
     "rms_norm",
     "rope",
     "sample",

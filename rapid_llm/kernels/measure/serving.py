@@ -73,6 +73,11 @@ def _weight_only(group: int | None) -> Iterator[Sizes]:
             yield {"num_tokens": tokens, "n": n, "k": k, "group": group or k}
 
 
+def _fp4() -> Iterator[Sizes]:
+    """As _weight_only; the size of a group is the format's."""
+    return ({name: each[name] for name in ("num_tokens", "n", "k")} for each in _weight_only(None))
+
+
 def _kv_write() -> Iterator[Sizes]:
     for _, kv_heads, dim in ((32, 8, 128), (32, 4, 128), (9, 3, 64)):
         for tokens in TOKENS:
@@ -126,6 +131,9 @@ _SIZES = {
     "dense_gemm": _gemm,
     "w8a16_gemm": lambda: _weight_only(None),
     "w4a16_gemm": lambda: _weight_only(128),
+    "nvfp4_gemm": _fp4,
+    "mxfp4_gemm": _fp4,
+    "quantize_nvfp4": lambda: _of_rows("k", HIDDEN),
     "update_kv_buffer": _kv_write,
     "update_kv_index": _kv_index,
     "flash_decoding": _decode,

@@ -129,6 +129,9 @@ class _Maker:
     def scales(self, *shape: int) -> torch.Tensor:
         return self.normal(*shape).abs_().add_(0.5).mul_(0.01)
 
+    def e4m3(self, *shape: int) -> torch.Tensor:
+        return (self.bytes(*shape) % 16 + 48).view(torch.float8_e4m3fn)  # 0.5 to 1.875
+
     def ids(self, count: int, high: int) -> torch.Tensor:
         return torch.randint(0, max(high, 1), (count,), generator=self.generator, device=self.device, dtype=torch.int32)
 
@@ -209,6 +212,36 @@ def _w4a16_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
             "scales": make.scales(n, _groups(s)),
             "zeros": make.bytes(n, _groups(s)) & 15,
             "out": make.empty(tokens, n),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _nvfp4_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    n, groups = s["n"], s["k"] // 16
+    scales = {"global_scales": make.scales(n).float()}
+    return [{**entry, **scales, "scales": make.e4m3(n, groups)} for entry in _fp4_products(make, s)]
+
+
+def _mxfp4_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    return [{**entry, "scales": make.bytes(s["n"], s["k"] // 32) % 8 + 116} for entry in _fp4_products(make, s)]
+
+
+def _fp4_products(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k = s["num_tokens"], s["n"], s["k"]
+    return [
+        {"x": make.normal(tokens, k), "weight": make.bytes(n, k // 2), "out": make.empty(tokens, n)} for _ in range(make.count)
+    ]
+
+
+def _quantize_nvfp4(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, k = s["num_tokens"], s["k"]
+    return [
+        {
+            "x": make.normal(tokens, k),
+            "global_scale": make.full(1, 2.0**-8, torch.float32),
+            "out": make.empty(tokens, k // 2, dtype=torch.uint8),
+            "scales": make.empty(tokens, k // 16, dtype=torch.float8_e4m3fn),
         }
         for _ in range(make.count)
     ]
@@ -337,6 +370,9 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "dense_gemm": _dense_gemm,
     "w8a16_gemm": _w8a16_gemm,
     "w4a16_gemm": _w4a16_gemm,
+    "nvfp4_gemm": _nvfp4_gemm,
+    "mxfp4_gemm": _mxfp4_gemm,
+    "quantize_nvfp4": _quantize_nvfp4,
     "update_kv_buffer": _update_kv_buffer,
     "update_kv_index": _update_kv_index,
     "flash_decoding": _flash_decoding,

@@ -9,14 +9,15 @@ import torch
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.config import PAGE_SIZE, EngineConfig, ResolvedConfig, resolve
 from rapid_llm.engine.engine import Engine
-from rapid_llm.errors import CheckpointError
+from rapid_llm.errors import CheckpointError, ConfigError
 from rapid_llm.kernels.device import current_device
 from rapid_llm.kernels.dispatcher.dispatch import choose, fallback_summary, verified_elsewhere_summary
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.registry import architecture
 from rapid_llm.modules.placement import Placement
-from rapid_llm.quantization.formats import Plain
+from rapid_llm.quantization.checkpoint import checkpoint_formats
+from rapid_llm.quantization.formats import Formats
 from rapid_llm.quantization.online import OnlineFormats
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
 from rapid_llm.runtime.weight_loader import load_weights
@@ -38,7 +39,7 @@ def build_engine(
         CheckpointError: tensors that are not the architecture's.
         NoKernelError: an op that nothing serves here.
     """
-    place = choose_placement(config)
+    place = choose_placement(config, source)
     model = source.config
     with ledger.phase("model"):
         tied_head = is_head_tied(source)
@@ -61,11 +62,22 @@ def build_engine(
     return engine
 
 
-def choose_placement(config: EngineConfig) -> Placement:
-    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU."""
+def choose_placement(config: EngineConfig, source: CheckpointSource) -> Placement:
+    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU. How weights are kept: the file decides.
+
+    Raises:
+        ConfigError: a device that is not there; weights to be rounded that the file holds rounded.
+        CheckpointError: a quantisation that is not served.
+    """
     info = current_device(config.device)
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
-    formats = Plain() if config.quantize is None else OnlineFormats(config.quantize)
+    quantised = source.config.quantization
+    if config.quantize is not None and quantised is not None:
+        got, wanted = f"quantize={config.quantize!r}, quant_method {quantised.get('quant_method')!r}", "one of the two"
+        raise ConfigError(f"{source.path} is quantised already", got=got, wanted=wanted, change="leave quantize out")
+    formats: Formats = checkpoint_formats(quantised, source.tensors, source.path)
+    if config.quantize is not None:
+        formats = OnlineFormats(config.quantize)
     return Placement(info, torch.device(config.device or info.type), getattr(torch, dtype), formats)
 
 

@@ -76,7 +76,7 @@ def awq(weight, group=32, *, zero_codes=None):
 
 
 def write_quantised(folder, oracle, config, writer):
-    """Save ``oracle`` with every linear layer but the head as ``writer(name, weight)`` gives it, and make it compute with the values.
+    """Save ``oracle`` with each linear layer but the head as ``writer(name, weight)`` gives it; it then computes with the values.
 
     ``writer`` may return None, which leaves a layer plain. Returns the folder and every tensor by name.
     """

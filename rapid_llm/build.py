@@ -17,7 +17,8 @@ from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.registry import architecture
 from rapid_llm.modules.placement import Placement
-from rapid_llm.quantization.formats import Formats, Plain
+from rapid_llm.quantization.checkpoint import checkpoint_formats
+from rapid_llm.quantization.formats import Formats
 from rapid_llm.quantization.gguf import GROUP, OPS, GgufFormats
 from rapid_llm.quantization.online import OnlineFormats
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
@@ -64,10 +65,7 @@ def build_engine(
 
 
 def choose_placement(config: EngineConfig, source: CheckpointSource) -> Placement:
-    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU. Formats by setting and checkpoint.
-
-    Raises: ConfigError when a setting has no effect on such a checkpoint.
-    """
+    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU. How weights are kept: see choose_formats."""
     info = current_device(config.device)
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
     formats = choose_formats(config, source, info, dtype)
@@ -75,17 +73,25 @@ def choose_placement(config: EngineConfig, source: CheckpointSource) -> Placemen
 
 
 def choose_formats(config: EngineConfig, source: CheckpointSource, info: DeviceInfo, dtype: str) -> Formats:
-    """How the linear layers are kept: as asked for, else as the file has them."""
-    is_gguf = isinstance(source, GgufCheckpoint)
+    """How the linear layers are kept: as asked for, else as the file has them.
+
+    Raises:
+        ConfigError: weights to be rounded that the file holds rounded; a setting that has no effect on such a file.
+        CheckpointError: a quantisation that is not served.
+    """
+    is_gguf, quantised = isinstance(source, GgufCheckpoint), source.config.quantization
     if config.gguf is not None and not is_gguf:
         wanted, change = "a .gguf file", "leave gguf out"
         raise ConfigError("gguf has no effect on this checkpoint", got=str(source.path), wanted=wanted, change=change)
+    if config.quantize is not None and quantised is not None:
+        got, wanted = f"quantize={config.quantize!r}, quant_method {quantised.get('quant_method')!r}", "one of the two"
+        raise ConfigError(f"{source.path} is quantised already", got=got, wanted=wanted, change="leave quantize out")
     if config.quantize is not None:
         return OnlineFormats(config.quantize)
     if is_gguf and config.gguf != "dequantise":
         types = {name: tensor.dtype for name, tensor in source.tensors.items()}
         return GgufFormats(types, OPS.values() if config.gguf == "keep" else _native_products(info, dtype))
-    return Plain()
+    return checkpoint_formats(quantised, source.tensors, source.path)
 
 
 def _native_products(info: DeviceInfo, dtype: str) -> list[str]:

@@ -17,8 +17,6 @@ HF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": (None, "silu", "swish"),
     "pretraining_tp": (None, 1),
-    "quantization_config": (None,),
-    "compression_config": (None,),
     "attention_chunk_size": (None,),
     "no_rope_layers": (None, []),
     "partial_rotary_factor": (None, 1.0),
@@ -74,6 +72,8 @@ _READ = {
     "sliding_window",
     "use_sliding_window",
     "max_window_layers",
+    "quantization_config",
+    "compression_config",
 }
 # Training, bookkeeping and other libraries' settings: no effect on what the model computes.
 _HARMLESS = {

@@ -65,7 +65,7 @@ def build_engine(
 
 
 def choose_placement(config: EngineConfig, source: CheckpointSource) -> Placement:
-    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU. How weights are kept: see choose_formats."""
+    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU. Weights as choose_formats says."""
     info = current_device(config.device)
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
     formats = choose_formats(config, source, info, dtype)

@@ -13,7 +13,7 @@ PAGE_SIZE = 16
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_LOGPROBS = 20
-QUANTIZE = ("int8", "int4")
+QUANTIZE = ("int8", "int4", "nvfp4")
 """What ``EngineConfig.quantize`` may name."""
 GGUF = ("keep", "dequantise")
 """What ``EngineConfig.gguf`` may name."""
@@ -33,7 +33,7 @@ class EngineConfig:
         max_batched_tokens: tokens of one step, prefill chunks and decodes together.
         max_kv_tokens: rows of the KV pool, rounded up to pages; None sizes it from ``memory_fraction``. It may be smaller
             than the context: only a request that cannot fit is refused.
-        quantize: keep the weights of linear layers as "int8" or "int4", rounded while they are loaded; None keeps the numbers.
+        quantize: keep linear layers as one of QUANTIZE, their weights rounded while they are loaded; None keeps the numbers.
         gguf: "keep" holds the linear layers of a GGUF file in the bits they have, where a product reads them (Q4_0, Q4_1, Q8_0,
             Q4_K), "dequantise" makes numbers of them; None keeps them on a GPU whose native kernels read them, and makes numbers
             of them elsewhere, a CPU for one, which multiplies numbers faster.

@@ -14,22 +14,43 @@ from rapid_llm.kernels.reference.moe import (
     route_experts,
 )
 from rapid_llm.kernels.reference.norm import add_rms_norm, rms_norm
-from rapid_llm.kernels.reference.quantization import w4a16_gemm, w8a16_gemm
+from rapid_llm.kernels.reference.quantization import (
+    dequantised,
+    fp8_gemm,
+    int8_gemm,
+    mxfp4_gemm,
+    nearest_e4m3,
+    nvfp4_gemm,
+    quantize_fp8,
+    quantize_int8,
+    quantize_nvfp4,
+    w4a16_gemm,
+    w8a16_gemm,
+)
 from rapid_llm.kernels.reference.rotary import rope
 from rapid_llm.kernels.reference.sampling import filtered_probabilities, philox4x32, sample, top_logprobs
 
 __all__ = [
     "add_rms_norm",
     "dense_gemm",
+    "dequantised",
     "filtered_probabilities",
     "flash_decoding",
     "flashattention2_nopad",
+    "fp8_gemm",
     "fused_moe",
     "fused_moe_fp8",
     "fused_moe_mxfp4",
     "fused_moe_w4a16",
     "fused_moe_w8a16",
+    "int8_gemm",
+    "mxfp4_gemm",
+    "nearest_e4m3",
+    "nvfp4_gemm",
     "philox4x32",
+    "quantize_fp8",
+    "quantize_int8",
+    "quantize_nvfp4",
     "rms_norm",
     "rope",
     "route_experts",

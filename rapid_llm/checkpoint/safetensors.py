@@ -22,6 +22,8 @@ from rapid_llm.models.config import ModelConfig
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+QUANTIZATION_FILE = "hf_quant_config.json"
+"""Where NVIDIA's ModelOpt says how weights are quantised."""
 
 DTYPES = {
     "F32": ("float32", 4),
@@ -58,7 +60,7 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        self.config = ModelConfig.from_hf(read_json_object(folder / "config.json"), folder / "config.json")
+        self.config = ModelConfig.from_hf(_with_quantization(folder), folder / "config.json")
         self.generation = _generation_defaults(folder)
         self.tokenizer_source: TokenizerSource = TokenizerFolder(folder, self.config.bos_token_id)
         self._files = TensorFiles()
@@ -78,9 +80,21 @@ class SafetensorsCheckpoint:
         values = raw.view(_NUMPY_DTYPES[self.tensors[name].dtype]).reshape(shape)
         return values if values.flags.aligned else values.copy()
 
+    def rows(self, name: str, raw: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+        """Bytes by row. See CheckpointSource."""
+        return raw.reshape(count, -1)
+
     def close(self) -> None:
         """Give back file handles and window."""
         self._files.close()
+
+
+def _with_quantization(folder: Path) -> dict[str, Any]:
+    """config.json, with the quantisation that stands in a file of its own where config.json says nothing of it."""
+    config, file = read_json_object(folder / "config.json"), folder / QUANTIZATION_FILE
+    if config.get("quantization_config") is None and config.get("compression_config") is None and file.exists():
+        config["quantization_config"] = {"quant_method": "modelopt", **read_json_object(file)}
+    return config
 
 
 def _generation_defaults(folder: Path) -> GenerationDefaults:

@@ -53,7 +53,7 @@ def check_checkpoint(path: Path, config: EngineConfig) -> Iterator[LayerCheck]:
     Raises: ConfigError and CheckpointError as a start would.
     """
     source = open_checkpoint(path)
-    place = choose_placement(config)
+    place = choose_placement(config, source)
     network = architecture(source.config.architecture).load()(
         place, source.config, max_positions=1, tied_head=is_head_tied(source)
     )

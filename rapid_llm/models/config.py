@@ -5,7 +5,7 @@ no text. A key nobody here has heard of is logged, once for a file.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class ModelConfig:
         sliding_window: tokens that a layer looks back at most, in some layer at least; None where none is bounded.
         bos_token_id: begin-of-text id, for a tokenizer that names none.
         eos_token_ids: end-of-text ids, which are joined with those of generation_config.json and the tokenizer.
+        quantization: how the checkpoint's weights are quantised, as its config says it; None where it says nothing.
     """
 
     architecture: str
@@ -67,6 +68,7 @@ class ModelConfig:
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    quantization: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @property
     def context(self) -> int:
@@ -115,6 +117,7 @@ class ModelConfig:
                 sliding_window=_sliding_window(keys, num_layers),
                 bos_token_id=next(iter(read_token_ids(raw, "bos_token_id", file)), None),
                 eos_token_ids=read_token_ids(raw, "eos_token_id", file),
+                quantization=_quantization(keys),
             ),
             file,
         )
@@ -206,6 +209,19 @@ def _sliding_window(keys: Keys, num_layers: int) -> int | None:
     first = keys.raw.get("max_window_layers")
     is_bounded = first in (None, 0) or keys.size("max_window_layers") < num_layers
     return keys.size("sliding_window") if is_bounded else None
+
+
+def _quantization(keys: Keys) -> Mapping[str, Any] | None:
+    """The object under "quantization_config" or, as it was called before, "compression_config"; what it says is for others."""
+    found = [key for key in ("quantization_config", "compression_config") if keys.raw.get(key) is not None]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise keys.refused(found[1], "one of quantization_config and compression_config")
+    value = keys.raw[found[0]]
+    if not isinstance(value, Mapping):
+        raise keys.refused(found[0], "an object")
+    return value
 
 
 def _gguf_window(keys: Keys, below: str) -> int | None:

@@ -17,8 +17,6 @@ HF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": (None, "silu", "swish"),
     "pretraining_tp": (None, 1),
-    "quantization_config": (None,),
-    "compression_config": (None,),
     "attention_chunk_size": (None,),
     "no_rope_layers": (None, []),
     "partial_rotary_factor": (None, 1.0),
@@ -79,6 +77,8 @@ _READ = {
     "use_sliding_window",
     "max_window_layers",
     *HF_DENSE,
+    "quantization_config",
+    "compression_config",
 }
 _READ_OF_EXPERTS = {"num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"}
 # Training, bookkeeping and other libraries' settings: no effect on what the model computes.

@@ -298,7 +298,6 @@ def test_two_rotary_bases_that_differ_are_refused():
     [
         ("hidden_act", "gelu", "silu"),
         ("pretraining_tp", 2, 1),
-        ("quantization_config", {"quant_method": "awq"}, None),
         ("partial_rotary_factor", 0.5, 1),
         ("attn_logit_softcapping", 50.0, None),
         ("final_logit_softcapping", 30.0, None),

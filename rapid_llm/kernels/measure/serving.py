@@ -69,11 +69,29 @@ def _gemm() -> Iterator[Sizes]:
             yield {"num_tokens": rows, "n": n, "k": k}
 
 
-def _weight_only(group: int | None) -> Iterator[Sizes]:
-    """Projections of the larger model; ``group`` is None where an output has one scale."""
+def _of_llama() -> Iterator[Sizes]:
+    """Projections of the larger model."""
     for n, k in LAYERS["llama-8b"]:
         for tokens in GEMM_TOKENS:
-            yield {"num_tokens": tokens, "n": n, "k": k, "group": group or k}
+            yield {"num_tokens": tokens, "n": n, "k": k}
+
+
+def _quantised() -> Iterator[dict[str, int]]:
+    """Rows that go into those."""
+    for k in (4096, 14_336):
+        for tokens in TOKENS:
+            yield {"num_tokens": tokens, "k": k}
+
+
+def _weight_only(group: int | None) -> Iterator[Sizes]:
+    """Projections of the larger model; ``group`` is None where an output has one scale."""
+    for sizes in _of_llama():
+        yield {**sizes, "group": group or sizes["k"]}
+
+
+def _fp4() -> Iterator[Sizes]:
+    """As _weight_only; the size of a group is the format's."""
+    return ({name: each[name] for name in ("num_tokens", "n", "k")} for each in _weight_only(None))
 
 
 def _routes() -> Iterator[Sizes]:
@@ -155,6 +173,13 @@ _SIZES = {
     "fused_moe_w8a16": lambda: _mixtures(0),
     "fused_moe_w4a16": lambda: _mixtures(128),
     "fused_moe_mxfp4": _mixtures,
+    "quantize_fp8": lambda: (sizes | {"group": group} for sizes in _quantised() for group in (sizes["k"], 128)),
+    "fp8_gemm": lambda: (*_weight_only(None), *_weight_only(128)),
+    "quantize_int8": _quantised,
+    "int8_gemm": _of_llama,
+    "nvfp4_gemm": _fp4,
+    "mxfp4_gemm": _fp4,
+    "quantize_nvfp4": lambda: _of_rows("k", HIDDEN),
     "update_kv_buffer": _kv_write,
     "update_kv_index": _kv_index,
     "flash_decoding": _decode,

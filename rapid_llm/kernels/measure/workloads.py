@@ -96,7 +96,7 @@ def workload(
     read_and_written = [
         name
         for name in _written(op)
-        if name not in ("out", "out_ids", "out_weights", "out_logprobs", "k_pool", "v_pool", "page_table")
+        if name not in ("out", "scales", "out_ids", "out_weights", "out_logprobs", "k_pool", "v_pool", "page_table")
     ]
     pristine = {(number, name): entry[name].clone() for number, entry in enumerate(sets) for name in read_and_written}
     return Workload(op, dtype, dict(sizes), make.variant, sets, cost.read + cost.written, pristine)
@@ -130,6 +130,9 @@ class _Maker:
 
     def scales(self, *shape: int) -> torch.Tensor:
         return self.normal(*shape).abs_().add_(0.5).mul_(0.01)
+
+    def e4m3(self, *shape: int) -> torch.Tensor:
+        return (self.bytes(*shape) % 16 + 48).view(torch.float8_e4m3fn)  # 0.5 to 1.875
 
     def ids(self, count: int, high: int) -> torch.Tensor:
         return torch.randint(0, max(high, 1), (count,), generator=self.generator, device=self.device, dtype=torch.int32)
@@ -211,6 +214,36 @@ def _w4a16_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
             "scales": make.scales(n, _groups(s)),
             "zeros": make.bytes(n, _groups(s)) & 15,
             "out": make.empty(tokens, n),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _nvfp4_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    n, groups = s["n"], s["k"] // 16
+    scales = {"global_scales": make.scales(n).float()}
+    return [{**entry, **scales, "scales": make.e4m3(n, groups)} for entry in _fp4_products(make, s)]
+
+
+def _mxfp4_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    return [{**entry, "scales": make.bytes(s["n"], s["k"] // 32) % 8 + 116} for entry in _fp4_products(make, s)]
+
+
+def _fp4_products(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k = s["num_tokens"], s["n"], s["k"]
+    return [
+        {"x": make.normal(tokens, k), "weight": make.bytes(n, k // 2), "out": make.empty(tokens, n)} for _ in range(make.count)
+    ]
+
+
+def _quantize_nvfp4(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, k = s["num_tokens"], s["k"]
+    return [
+        {
+            "x": make.normal(tokens, k),
+            "global_scale": make.full(1, 2.0**-8, torch.float32),
+            "out": make.empty(tokens, k // 2, dtype=torch.uint8),
+            "scales": make.empty(tokens, k // 16, dtype=torch.float8_e4m3fn),
         }
         for _ in range(make.count)
     ]
@@ -300,6 +333,54 @@ def _fused_moe_mxfp4(make: _Maker, s: dict[str, int]) -> list[Arguments]:
         experts[name] = make.bytes(count, n, k // 2)
         experts[f"{name}_scales"] = make.bytes(count, n, -(-k // 32)) % 3 + 120
     return _moe(make, s, experts)
+
+
+def _quantize_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    return [
+        {"x": make.normal(s["num_tokens"], s["k"]), **_e4m3_out(make, s["num_tokens"], s["k"], s["group"])}
+        for _ in range(make.count)
+    ]
+
+
+def _e4m3_out(make: _Maker, tokens: int, width: int, group: int) -> Arguments:
+    """What a quantiser writes."""
+    scales = make.empty(tokens, -(-width // group), dtype=torch.float32)
+    return {"out": make.empty(tokens, width, dtype=torch.float8_e4m3fn), "scales": scales if group < width else scales[:, 0]}
+
+
+def _fp8_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k, group = s["num_tokens"], s["n"], s["k"], s["group"]
+    scales: dict[str, tuple[int, ...]] = {"x_scales": (tokens,), "weight_scales": (n,)}
+    if group < k:
+        scales = {"x_scales": (tokens, -(-k // group)), "weight_scales": (-(-n // group), -(-k // group))}
+    return [
+        {name: make.normal(rows, k, scale=100.0).to(torch.float8_e4m3fn) for name, rows in (("x", tokens), ("weight", n))}
+        | {name: make.scales(*shape).float() for name, shape in scales.items()}
+        | {"out": make.empty(tokens, n)}
+        for _ in range(make.count)
+    ]
+
+
+def _quantize_int8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, k = s["num_tokens"], s["k"]
+    return [
+        {
+            "x": make.normal(tokens, k),
+            "out": make.empty(tokens, k, dtype=torch.int8),
+            "scales": make.empty(tokens, dtype=torch.float32),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _int8_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k = s["num_tokens"], s["n"], s["k"]
+    return [
+        {name: make.bytes(rows, k).view(torch.int8) for name, rows in (("x", tokens), ("weight", n))}
+        | {name: make.scales(rows).float() for name, rows in (("x_scales", tokens), ("weight_scales", n))}
+        | {"out": make.empty(tokens, n)}
+        for _ in range(make.count)
+    ]
 
 
 def _update_kv_buffer(make: _Maker, s: dict[str, int]) -> list[Arguments]:
@@ -426,6 +507,13 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "fused_moe_w8a16": _fused_moe_w8a16,
     "fused_moe_w4a16": _fused_moe_w4a16,
     "fused_moe_mxfp4": _fused_moe_mxfp4,
+    "quantize_fp8": _quantize_fp8,
+    "fp8_gemm": _fp8_gemm,
+    "quantize_int8": _quantize_int8,
+    "int8_gemm": _int8_gemm,
+    "nvfp4_gemm": _nvfp4_gemm,
+    "mxfp4_gemm": _mxfp4_gemm,
+    "quantize_nvfp4": _quantize_nvfp4,
     "update_kv_buffer": _update_kv_buffer,
     "update_kv_index": _update_kv_index,
     "flash_decoding": _flash_decoding,

@@ -1,6 +1,12 @@
 """Rows and contracts of the quantization family."""
 
 from rapid_llm.kernels.ops.interfaces import Family
-from rapid_llm.kernels.ops.quantization import weight_only_rows
+from rapid_llm.kernels.ops.quantization import fp4_rows, fp8_rows, w8a8_int8_rows, weight_only_rows
 
-FAMILY = Family(name="quantization", contracts=weight_only_rows.CONTRACTS, rows=weight_only_rows.ROWS)
+_PARTS = (weight_only_rows, fp8_rows, w8a8_int8_rows, fp4_rows)
+
+FAMILY = Family(
+    name="quantization",
+    contracts=tuple(contract for part in _PARTS for contract in part.CONTRACTS),
+    rows=tuple(row for part in _PARTS for row in part.ROWS),
+)

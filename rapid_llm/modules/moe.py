@@ -3,13 +3,15 @@ feed-forwards that see it, and their outputs are added by its weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
 from rapid_llm.errors import ConfigError
 from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.placement import Placement
-from rapid_llm.quantization.formats import Plain
+from rapid_llm.quantization.formats import Plain, WeightFormat
+from rapid_llm.quantization.gguf import KeptBlocks
 from rapid_llm.quantization.packed import Packed
 from rapid_llm.weights import WeightSlot
 
@@ -35,27 +37,26 @@ class MixtureSizes:
 
 
 class ExpertStack:
-    """One matrix an expert, [num_experts, n, in_features], each stacked of ``parts`` of ``rows`` rows.
+    """One matrix an expert, [num_experts, n, in_features], each stacked of checkpoint layers of ``rows`` rows.
+
+    Args:
+        names: of every expert's layers.
+        form: how all of them are kept; None keeps plain numbers.
 
     Attributes:
-        weight: in the compute dtype, or as the format of these layers keeps it.
+        weight: in the compute dtype, or as the format keeps it.
     """
 
-    def __init__(self, place: Placement, name: str, num_experts: int, parts: Sequence[str], rows: int, in_features: int) -> None:
-        self.rows = rows
-        self.names = tuple(tuple(f"{name}.{number}.{part}" for part in parts) for number in range(num_experts))
-        self.format = place.formats.of([each for names in self.names for each in names], in_features)
-        n = len(parts) * rows
+    def __init__(
+        self, place: Placement, names: Sequence[Sequence[str]], rows: int, in_features: int, form: WeightFormat | None
+    ) -> None:
+        self.names, self.rows, self.format = names, rows, form
+        n = len(names[0]) * rows
         self.weight: torch.Tensor | Packed
-        if self.format is None:
-            self.weight = place.weight(num_experts, n, in_features)
+        if form is None:
+            self.weight = place.weight(len(names), n, in_features)
         else:
-            self.weight = self.format.empty(place, n, in_features, experts=num_experts)
-
-    @property
-    def kind(self) -> str:
-        """How it is kept, for people."""
-        return "plain numbers" if self.format is None else self.format.kind
+            self.weight = _empty(place, form, names, n, in_features)
 
     def arguments(self, name: str) -> dict[str, torch.Tensor]:
         """Its tensors as the fused ops call them, ``name`` being the weight's."""
@@ -86,12 +87,22 @@ class MixtureOfExperts:
         gate, up, down = sizes.parts
         width, inner, count = sizes.hidden_size, sizes.intermediate_size, sizes.num_experts
         self.router = Linear(replace(place, formats=Plain()), [(f"{name}.gate", count)], width)
-        self.gate_up = ExpertStack(place, f"{name}.experts", count, (gate, up), inner, width)
-        self.down = ExpertStack(place, f"{name}.experts", count, (down,), width, inner)
-        self._route = place.kernel("route_experts", num_experts=count, top_k=sizes.top_k)
-        op, more = _op_of(name, self.gate_up, self.down)
+        inputs = [[f"{name}.experts.{number}.{part}" for part in (gate, up)] for number in range(count)]
+        outputs = [[f"{name}.experts.{number}.{down}"] for number in range(count)]
+        forms = [place.formats.of(list(chain(*names)), k) for names, k in ((inputs, width), (outputs, inner))]
+
+        def stacks(at: Placement) -> tuple[ExpertStack, ExpertStack]:
+            return ExpertStack(at, inputs, inner, width, forms[0]), ExpertStack(at, outputs, width, inner, forms[1])
+
+        # What they will be is told before they take memory.
+        op, more = _op_of(*stacks(replace(place, device=torch.device("meta"))))
+        if not op:
+            _refuse_unless_numbers_will_do(name, forms)
+            forms = [None, None]
+        self.gate_up, self.down = stacks(place)
         layer = {"num_experts": count, "top_k": sizes.top_k, "hidden_size": width, "intermediate_size": inner}
-        self._fused = place.kernel(op, **layer, **more)
+        self._route = place.kernel("route_experts", num_experts=count, top_k=sizes.top_k)
+        self._fused = place.kernel(op or "fused_moe", **layer, **more)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
@@ -115,16 +126,32 @@ class MixtureOfExperts:
             yield from part.weights()
 
 
-def _op_of(name: str, gate_up: ExpertStack, down: ExpertStack) -> tuple[str, dict[str, int]]:
-    """The op that multiplies by these experts, and the sizes it is asked for beside those of the layer."""
+def _empty(place: Placement, form: WeightFormat, names: Sequence[Sequence[str]], n: int, k: int) -> Packed:
+    """A stack before it is loaded. Raises: ConfigError, naming its first layer."""
+    try:
+        return form.empty(place, n, k, experts=len(names))
+    except ConfigError as error:
+        problem = f"{names[0][0]}: {error.problem}"
+        raise ConfigError(problem, got=error.got, wanted=error.wanted, change=error.change) from error
+
+
+def _op_of(gate_up: ExpertStack, down: ExpertStack) -> tuple[str, dict[str, int]]:
+    """The op that multiplies by both, "" where there is none, and the sizes it is asked for beside those of the layer."""
     first, second = gate_up.weight, down.weight
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return "fused_moe", {}
-    if isinstance(first, Packed) and isinstance(second, Packed) and type(first) is type(second) and first.experts_op:
+    if isinstance(first, Packed) and isinstance(second, Packed) and type(first) is type(second):
         return first.experts_op, dict(first.experts_sizes.items() & second.experts_sizes.items())  # what differs is left open
-    kinds = " and ".join(dict.fromkeys((gate_up.kind, down.kind)))
-    problem = f"{name}.experts cannot be kept as the checkpoint has them"
-    wanted = "experts of one format that a fused_moe op multiplies by"
+    return "", {}
+
+
+def _refuse_unless_numbers_will_do(name: str, forms: Sequence[WeightFormat | None]) -> None:
+    """Blocks of a GGUF file are kept where that helps; the experts of any other format cannot be anything else."""
+    if all(form is None or isinstance(form, KeptBlocks) for form in forms):
+        return
     raise ConfigError(
-        problem, got=kinds, wanted=wanted, change="use a checkpoint of plain numbers, with quantize='int8' or 'int4'"
+        f"{name}.experts cannot be served in their format",
+        got=" and ".join(dict.fromkeys("plain numbers" if form is None else form.kind for form in forms)),
+        wanted="gate, up and down in one format that an op for experts multiplies by",
+        change="use a checkpoint of plain numbers, as it is or with quantize='int8' or 'int4'",
     )

@@ -5,7 +5,13 @@ import struct
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 
+from rapid_llm.build import build_engine
+from rapid_llm.checkpoint.open import open_checkpoint
+from rapid_llm.config import EngineConfig
+from rapid_llm.ledger import StartupLedger
 from tests.checkpoint.writers import BYTE_TOKENS, F32, Gguf, GgufTensor, gguf_name, permuted
 from tests.e2e.test_families_match_transformers import LLAMA3, YARN, assert_close, run_model
 from tests.tiny_model import SPECIAL, expected_logits, tiny_model
@@ -14,8 +20,11 @@ GGUF_NAMES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
 PROMPT = [72, 101, 108, 108, 111, 32, 226, 156, 147, 5, 9, 200, 31, 64, 17, 3, 77, 12, 90, 33, 256]
 
 
-def written(family, model, folder, *tensors, **keys):
-    """A GGUF file of ``model``, with further tensors and metadata keys below the architecture's name."""
+def written(family, model, folder, *tensors, types=None, **keys):
+    """A GGUF file of ``model``, with further tensors and metadata keys below the architecture's name.
+
+    ``types`` are ggml types by a part of a tensor's GGUF name; all others are F32.
+    """
     config, arch = model.config, GGUF_NAMES.get(family, family)
     metadata = {
         "block_count": config.num_hidden_layers,
@@ -35,7 +44,7 @@ def written(family, model, folder, *tensors, **keys):
         metadata["expert_feed_forward_length"] = config.moe_intermediate_size
     metadata |= keys
     stored = [
-        GgufTensor(gguf_name(name), tuple(values.shape), F32, in_order(arch, name, values.numpy()).astype("<f4").tobytes())
+        stored_as(gguf_name(name), in_order(arch, name, values.numpy()).astype("<f4"), types or {})
         for name, values in apart(model.state_dict()).items()
         if name != "lm_head.weight" or not config.tie_word_embeddings
     ]
@@ -51,6 +60,12 @@ def written(family, model, folder, *tensors, **keys):
     path = folder / "model.gguf"
     path.write_bytes(Gguf({"general.architecture": arch} | named | tokenizer, [*stored, *tensors]).to_bytes())
     return path
+
+
+def stored_as(name, values, types):
+    kind = GGMLQuantizationType[next((kind for part, kind in types.items() if part in name), "F32")]
+    data = values if kind == GGMLQuantizationType.F32 else quantize(values, kind)
+    return GgufTensor(name, values.shape, kind.value, data.tobytes())
 
 
 def apart(tensors):
@@ -107,6 +122,29 @@ def test_weights_of_experts_sum_to_1_unless_the_file_says_otherwise(said, tmp_pa
     same_logits(written("qwen3_moe", oracle, tmp_path, **keys), oracle)
     with pytest.raises(AssertionError):  # and it matters
         same_logits(written("qwen3_moe", oracle, tmp_path, expert_weights_norm=said), oracle)
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "down", "kept"),
+    [
+        ("Q8_0", "Q8_0", "Q8_0", ("Q8_0", "Q8_0")),
+        ("Q4_0", "Q4_0", "Q4_0", ("Q4_0", "Q4_0")),
+        ("Q4_1", "Q4_0", "Q4_0", None),  # no op for experts takes minima
+        ("Q4_0", "Q4_0", "Q8_0", None),
+        ("Q8_0", "Q8_0", "F32", None),
+    ],
+)
+def test_blocks_of_experts_are_kept_where_one_op_multiplies_by_all_of_them(gate, up, down, kept, tmp_path):
+    path = written(
+        "mixtral", tiny_model("mixtral"), tmp_path, types={"gate_exps": gate, "up_exps": up, "down_exps": down, "attn_q.": "Q8_0"}
+    )
+    steps = [[(0, 0, PROMPT[:-1])], [(0, len(PROMPT) - 1, PROMPT[-1:])]]
+    for one, other in zip(run_model(path, steps, gguf="keep"), run_model(path, steps, gguf="dequantise"), strict=True):
+        assert_close(one, other)
+    source = open_checkpoint(path)
+    model = build_engine(EngineConfig(str(path), "cpu", gguf="keep", max_kv_tokens=64), source, StartupLedger()).worker.model
+    forms = [stack.format for stack in (model.layers[1].mlp.gate_up, model.layers[1].mlp.down)]
+    assert forms == [None, None] if kept is None else tuple(form.kind for form in forms) == kept
 
 
 def test_biases_are_found_in_the_tensor_table(tmp_path):

@@ -9,6 +9,7 @@ from rapid_llm.kernels.reference.norm import add_rms_norm, rms_norm
 from rapid_llm.kernels.reference.quantization import (
     dequantised,
     fp8_gemm,
+    gather_columns,
     int8_gemm,
     mxfp4_gemm,
     nearest_e4m3,
@@ -30,6 +31,7 @@ __all__ = [
     "flash_decoding",
     "flashattention2_nopad",
     "fp8_gemm",
+    "gather_columns",
     "int8_gemm",
     "mxfp4_gemm",
     "nearest_e4m3",

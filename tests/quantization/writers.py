@@ -75,6 +75,53 @@ def awq(weight, group=32, *, zero_codes=None):
     return tensors, values_of(scales, zeros, codes)
 
 
+def packed_integers(weight, group=32, bits=4, *, symmetric=True, order=None, dtype=torch.bfloat16):
+    """pack-quantized of compressed-tensors; ``order`` as of gptq, group 0 is a scale a row."""
+    n, k = weight.shape
+    order = torch.arange(k) if order is None else order
+    scales, zeros, sorted_codes = rounded(weight[:, order], group, bits, symmetric=symmetric, dtype=dtype)
+    codes, columns = torch.empty_like(sorted_codes), torch.empty(k, dtype=torch.int64)
+    codes[:, order], columns[order] = sorted_codes, torch.arange(k) // (group or k)
+    tensors = {
+        "weight_packed": words(codes, bits),
+        "weight_scale": scales.to(dtype),
+        "weight_shape": torch.tensor([n, k]),
+    }
+    if not symmetric:
+        padded = torch.nn.functional.pad(zeros, (0, 0, 0, -n % (32 // bits)))
+        tensors["weight_zero_point"] = words(padded.t(), bits).t()
+    if not torch.equal(order, torch.arange(k)):
+        tensors["weight_g_idx"] = columns.to(torch.int32)
+    return tensors, values_of(scales, zeros, codes, columns)
+
+
+def integers(weight, *, by_tensor=False, input_scale=None):
+    """int-quantized of compressed-tensors."""
+    scales = (weight.abs().amax() if by_tensor else weight.abs().amax(1, keepdim=True)).float() / 127
+    codes = (weight / scales).round().to(torch.int8)
+    tensors = {"weight": codes, "weight_scale": scales.view(1) if by_tensor else scales}
+    return with_input_scale(tensors, input_scale), codes.double() * scales.double()
+
+
+def floats(weight, layout, *, names=("weight_scale", "input_scale"), dtype=torch.float32, input_scale=None, shape=(1,)):
+    """e4m3 by "tensor", "channel" or "block"; scales of ``dtype`` under the first of ``names``."""
+    n, k = weight.shape
+    if layout == "block":
+        padded = torch.nn.functional.pad(weight, (0, -k % 128, 0, -n % 128)).view(-(-n // 128), 128, -(-k // 128), 128)
+        scales = (padded.abs().amax((1, 3)) / 448).to(dtype)
+        wide = scales.double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    else:
+        scales = ((weight.abs().amax() if layout == "tensor" else weight.abs().amax(1, keepdim=True)) / 448).to(dtype)
+        wide = scales.double()
+        scales = scales.view(shape) if layout == "tensor" else scales
+    codes = (weight.double() / wide).float().clamp(-448, 448).to(torch.float8_e4m3fn)
+    return with_input_scale({"weight": codes, names[0]: scales}, input_scale, names[1]), codes.float().double() * wide
+
+
+def with_input_scale(tensors, scale, name="input_scale"):
+    return tensors if scale is None else tensors | {name: torch.tensor([scale])}
+
+
 def write_quantised(folder, oracle, config, writer):
     """Save ``oracle`` with each linear layer but the head as ``writer(name, weight)`` gives it; it then computes with the values.
 

@@ -65,12 +65,16 @@ class GgufCheckpoint:
         """Blocks as float32 in Hugging Face's order of rows. See CheckpointSource."""
         info = self.tensors[name]
         kind = _BY_DTYPE[info.dtype]
-        rows = raw.reshape(shape[0], -1)
-        rows = _unpermuted(rows, name, self.config) if info.is_reordered else rows
+        rows = self.rows(name, raw, shape[0])
         if kind.dequantise is None:
             values = rows.reshape(-1).view(_NUMPY_DTYPES[info.dtype]).reshape(shape)
             return values if values.flags.aligned else values.copy()
         return dequantise(rows.reshape(-1, kind.block_bytes), kind).reshape(shape)
+
+    def rows(self, name: str, raw: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+        """Bytes by row, in Hugging Face's order. See CheckpointSource."""
+        rows = raw.reshape(count, -1)
+        return _unpermuted(rows, name, self.config) if self.tensors[name].is_reordered else rows
 
     def _divided(self, config: ModelConfig, info: TensorInfo) -> RopeScaling:
         """The rotary frequencies' scaling by the divisors in a tensor: llama3's, as the converter writes it."""

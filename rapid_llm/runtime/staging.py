@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rapid_llm.checkpoint.source import STORED_CODES, CheckpointSource, TensorInfo
-from rapid_llm.weights import Target
+from rapid_llm.weights import Intake, Target
 
 PIECE_BYTES = 32 << 20
 """Bytes of a piece, as stored and as values, unless one row is larger: a read long enough for any storage to stream."""
@@ -144,14 +144,17 @@ def _place(
     source.fill(piece.file, piece.offset, buffer.numpy())
     if device.type != "cuda":
         for part, raw in _cut(piece, buffer):
-            _target(targets, part).copy_(_values(source, part, raw))
+            target = _target(targets, part)
+            target.copy_(_rows(source, part, raw) if _wants_bytes(target) else _values(source, part, raw))
         return
     with torch.cuda.device(device):
-        is_sent = any(part.info.is_plain for part in piece.parts)  # what is dequantised goes as its values, further down
-        sent = buffer.to(device, non_blocking=True) if is_sent else buffer  # the whole piece in one transfer
-        for (part, raw), (_, host) in zip(_cut(piece, sent), _cut(piece, buffer), strict=True):
-            values = _as_stored(part, raw) if part.info.is_plain else _values(source, part, host).to(device)
-            _target(targets, part).copy_(values)
+        ends = [_target(targets, part) for part in piece.parts]
+        goes = [_goes_as_it_is(part, target) for part, target in zip(piece.parts, ends, strict=True)]
+        sent = buffer.to(device, non_blocking=True) if any(goes) else buffer  # the whole piece in one transfer
+        for i, ((part, raw), (_, host)) in enumerate(zip(_cut(piece, sent), _cut(piece, buffer), strict=True)):
+            bits = raw if goes[i] else host
+            values = _rows(source, part, bits) if _wants_bytes(ends[i]) else _values(source, part, bits)
+            ends[i].copy_(values.to(device))
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         event.synchronize()  # the buffer is somebody else's from here on
@@ -168,6 +171,22 @@ def _target(targets: Mapping[str, Target], part: Part) -> Target:
     return target[part.start : part.stop] if part.info.shape else target
 
 
+def _wants_bytes(target: Target) -> bool:
+    """Whether a target takes rows as bytes in place of values."""
+    return isinstance(target, Intake) and target.as_stored
+
+
+def _goes_as_it_is(part: Part, target: Target) -> bool:
+    """Whether the bytes of a part are what its target takes; others are worked on by the host first."""
+    return part.info.is_plain or (_wants_bytes(target) and not part.info.is_reordered)
+
+
+def _rows(source: CheckpointSource, part: Part, raw: torch.Tensor) -> torch.Tensor:
+    """The bytes of a part by row, put in order where the file needs it."""
+    count = part.shape[0]
+    return torch.from_numpy(source.rows(part.info.name, raw.numpy(), count)) if part.info.is_reordered else raw.view(count, -1)
+
+
 def _as_stored(part: Part, raw: torch.Tensor) -> torch.Tensor:
     """Bytes as the plain numbers they are."""
     dtype = _TORCH_DTYPES[part.info.dtype]
@@ -176,7 +195,7 @@ def _as_stored(part: Part, raw: torch.Tensor) -> torch.Tensor:
 
 
 def _values(source: CheckpointSource, part: Part, raw: torch.Tensor) -> torch.Tensor:
-    """The values of a part on the host, dequantised and put in order where the file needs it."""
+    """The values of a part, dequantised and put in order by the host where the file needs it."""
     if part.info.is_plain:
         return _as_stored(part, raw)
     values = torch.from_numpy(source.decode(part.info.name, raw.numpy(), part.shape))

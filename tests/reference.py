@@ -17,6 +17,7 @@ from rapid_llm.kernels.reference.norm import add_rms_norm, rms_norm
 from rapid_llm.kernels.reference.quantization import (
     dequantised,
     fp8_gemm,
+    gather_columns,
     int8_gemm,
     mxfp4_gemm,
     nearest_e4m3,
@@ -43,6 +44,7 @@ __all__ = [
     "fused_moe_mxfp4",
     "fused_moe_w4a16",
     "fused_moe_w8a16",
+    "gather_columns",
     "int8_gemm",
     "mxfp4_gemm",
     "nearest_e4m3",

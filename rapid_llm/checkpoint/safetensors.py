@@ -15,7 +15,7 @@ from rapid_llm.checkpoint.expert_stacks import as_single_experts
 from rapid_llm.checkpoint.file_reader import FileReader, TensorFiles
 from rapid_llm.checkpoint.generation import GenerationDefaults
 from rapid_llm.checkpoint.json_file import MAX_JSON_BYTES, parse_json_object, read_json_object
-from rapid_llm.checkpoint.name_map import is_stored_buffer
+from rapid_llm.checkpoint.name_map import is_unneeded
 from rapid_llm.checkpoint.source import TensorInfo, TokenizerFolder, TokenizerSource
 from rapid_llm.errors import CheckpointError
 from rapid_llm.models.config import ModelConfig
@@ -118,7 +118,7 @@ def _tensor_table(folder: Path, files: TensorFiles) -> dict[str, TensorInfo]:
                 raise CheckpointError(f"{folder}: tensor {info.name!r} stands twice", got=got, change="remove one of the files")
             tensors[info.name] = info
     _check_weight_map(weight_map, tensors, folder / INDEX_FILE)
-    return {name: info for name, info in tensors.items() if not is_stored_buffer(name)}
+    return {name: info for name, info in tensors.items() if not is_unneeded(name)}
 
 
 def _single_file(folder: Path) -> str:

@@ -13,6 +13,7 @@ from rapid_llm.modules.placement import Placement
 from rapid_llm.quantization.formats import Plain, WeightFormat
 from rapid_llm.quantization.gguf import KeptBlocks
 from rapid_llm.quantization.packed import Packed
+from rapid_llm.quantization.w8a8 import BLOCK, W8A8
 from rapid_llm.weights import WeightSlot
 
 
@@ -57,6 +58,10 @@ class ExpertStack:
             self.weight = place.weight(len(names), n, in_features)
         else:
             self.weight = _empty(place, form, names, n, in_features)
+            if isinstance(self.weight, W8A8) and self.weight.by_block and n > rows and rows % BLOCK:
+                got, wanted = f"{rows} rows in blocks of {BLOCK}", f"a multiple of {BLOCK}"
+                change = "use a checkpoint whose scales are of rows"
+                raise ConfigError(f"{names[0][0]} cannot be stacked with its neighbour", got=got, wanted=wanted, change=change)
 
     def arguments(self, name: str) -> dict[str, torch.Tensor]:
         """Its tensors as the fused ops call them, ``name`` being the weight's."""

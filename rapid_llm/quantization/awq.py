@@ -13,15 +13,15 @@ import torch
 
 from rapid_llm.quantization.filling import check_scales, codes_of, intake, put_columns
 from rapid_llm.quantization.formats import Held, Read, unusable
-from rapid_llm.quantization.gptq import GROUPS, refused_rows
+from rapid_llm.quantization.gptq import GROUPS, empty_integers, refused_rows
 from rapid_llm.quantization.names import NamePatterns
-from rapid_llm.quantization.packed import Int4Weight, Packed, Place
+from rapid_llm.quantization.packed import Packed, Place
 from rapid_llm.quantization.settings import Settings
 from rapid_llm.weights import WeightSlot
 
 _STORED = (0, 2, 4, 6, 1, 3, 5, 7)  # which output each 4 bits of a word hold
 _WHERE = tuple(_STORED.index(output) for output in range(8))  # which 4 bits hold each output
-_HARMLESS = ("version", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "modules_to_not_convert")
+_HARMLESS = ("sym", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "modules_to_not_convert")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Awq:
 
     def empty(self, place: Place, n: int, k: int, *, experts: int | None = None) -> Packed:
         """See WeightFormat."""
-        return Int4Weight.empty(place, n, k, group=0 if self.group == k else self.group, experts=experts)
+        return empty_integers(place, n, k, bits=4, group=self.group, experts=experts)
 
     def slots(self, name: str, part: Packed) -> Iterator[WeightSlot]:
         """See WeightFormat."""
@@ -98,6 +98,7 @@ def awq_rule(settings: Settings, held: Held) -> Callable[[str], Awq | None]:
     settings.one_of("bits" if "bits" in settings.raw else "w_bit", (4,))
     settings.one_of("zero_point", (True,), True)
     settings.one_of("lm_head", (False,), False)
+    settings.one_of("desc_act", (False,), False)
     form = Awq(settings.group("group_size" if "group_size" in settings.raw else "q_group_size", GROUPS), held, settings.file)
     ignored = NamePatterns(settings.names("modules_to_not_convert"), f"{settings.file}: modules_to_not_convert")
     settings.log_unknown(_HARMLESS)

@@ -6,12 +6,16 @@ from typing import Any
 
 from rapid_llm.errors import CheckpointError
 from rapid_llm.quantization.awq import awq_rule
+from rapid_llm.quantization.compressed_tensors import compressed_tensors_rule
 from rapid_llm.quantization.formats import FLOATS, CheckpointFormat, CheckpointFormats, Formats, Held, Plain
+from rapid_llm.quantization.fp8 import fp8_rule
 from rapid_llm.quantization.gptq import gptq_rule
 from rapid_llm.quantization.settings import Settings
 
 _RULES: Mapping[str, Callable[[Settings, Held], Callable[[str], CheckpointFormat | None]]] = {
     "awq": awq_rule,
+    "compressed-tensors": compressed_tensors_rule,
+    "fp8": fp8_rule,
     "gptq": gptq_rule,
 }
 _PLAIN_LAYERS = ("lm_head", "model.embed_tokens")

@@ -1,12 +1,14 @@
 """What the formats' slots share: codes out of 32-bit words and into bytes, scales of every layout, checks of what was loaded."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
 from rapid_llm.errors import CheckpointError
 from rapid_llm.quantization.formats import FLOATS, Held
 from rapid_llm.quantization.packed import Packed
+from rapid_llm.quantization.w8a8 import BLOCK, W8A8
 from rapid_llm.weights import Intake, WeightSlot
 
 Store = Callable[[int, torch.Tensor], None]
@@ -55,11 +57,75 @@ def sort_columns(part: Packed, order: torch.Tensor) -> None:
         some.copy_(paired(codes) if is_paired else codes)
 
 
-def expanded(values: torch.Tensor, shape: tuple[int, ...], widths: tuple[int, ...]) -> torch.Tensor:
-    """``values`` with each repeated ``widths`` times along its dimensions, cut to ``shape``."""
-    for dim, (width, size) in enumerate(zip(widths, shape, strict=True)):
-        values = values.repeat_interleave(width, dim).narrow(dim, 0, size)
-    return values
+Layout = Literal["tensor", "channel", "block", "group"]
+"""What a scale is of in a file: the whole matrix, a row, 128 rows by 128 columns, or some columns of a row."""
+
+
+def scale_slot(name: str, part: Packed, layout: Layout, held: Held, *, exponents: bool = False) -> WeightSlot:
+    """The slot of the scales ``name`` of ``part``, which are checked once they are loaded.
+
+    Args:
+        exponents: scales may be bytes that name a power of two.
+    """
+
+    def store(start: int, values: torch.Tensor) -> None:
+        values = as_scales(values)
+        if layout == "tensor":
+            part.put_scales(0, values.view(1, 1).expand(part.n, 1))
+        elif layout == "block":
+            first = start * BLOCK
+            part.put_scales(first, values.repeat_interleave(BLOCK, 0)[: part.n - first], width=BLOCK)
+        else:
+            part.put_scales(start, values.view(len(values), -1))
+
+    shape: tuple[int, ...] = {
+        "tensor": scalar_shape(name, held),
+        "channel": (part.n,) if name in held and held[name].shape == (part.n,) else (part.n, 1),
+        "block": (-(-part.n // BLOCK), -(-part.k // BLOCK)),
+        "group": (part.n, part.k // part.group),
+    }[layout]
+    dtypes = ("uint8",) if exponents and name in held and held[name].dtype == "uint8" else ()
+    part.after_loading(lambda: check_scales(name, part.tensors["scales"]))
+    return intake(name, part, store, shape, dtypes)
+
+
+def as_scales(values: torch.Tensor) -> torch.Tensor:
+    """Scales of a file in float32: numbers, or bytes b that stand for 2**(b - 127), 255 for NaN."""
+    if values.dtype != torch.uint8:
+        return values.float()
+    return torch.where(values == 255, torch.nan, torch.exp2(values.float() - 127))
+
+
+def expanded_scales(values: torch.Tensor, layout: Layout, n: int, k: int) -> torch.Tensor:
+    """Scales of a file, one for each element of [n, k], in float64."""
+    wide = values.double() if values.dtype != torch.uint8 else 2.0 ** (values.double() - 127)
+    if layout == "tensor":
+        return wide.view(1, 1).expand(n, k)
+    wide = wide.view(len(wide), -1)
+    if layout == "block":
+        return wide.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+    return wide.repeat_interleave(k // wide.shape[1], 1)
+
+
+def input_scale_slot(name: str, part: Packed, held: Held) -> WeightSlot | None:
+    """The slot of the one scale of all activations; None where the weight measures them and the file has none.
+
+    Layers that are multiplied as one share the largest of theirs: none of their activations is cut off then.
+    """
+    whole = part.whole
+    if not isinstance(whole, W8A8) or whole.x_scale is None:
+        return unread(name, part, held) if name in held else None
+    scale, mine = whole.x_scale, torch.full((1,), torch.nan, device=part.device)
+
+    def store(_start: int, value: torch.Tensor) -> None:
+        mine.copy_(value.view(1))
+
+    def check() -> None:
+        check_scales(name, mine)
+        torch.maximum(scale, mine, out=scale)
+
+    part.after_loading(check)
+    return intake(name, part, store, scalar_shape(name, held), ())
 
 
 def check_scales(name: str, values: torch.Tensor, *, zero: bool = False) -> None:
@@ -71,10 +137,10 @@ def check_scales(name: str, values: torch.Tensor, *, zero: bool = False) -> None
     kinds = (
         ("NaN", values.isnan()),
         ("infinite", values.isinf()),
-        ("negative", values.isfinite() & (values < 0)),
-        ("zero", values == 0 if not zero else values.isnan() & ~values.isnan()),
+        ("negative", values < 0),
+        ("zero", values == 0),
     )
-    found = ", ".join(f"{int(mask.sum()):,} {kind}" for kind, mask in kinds if mask.any())
+    found = ", ".join(f"{int(mask.sum()):,} {kind}" for kind, mask in kinds if mask.any() and (kind != "zero" or not zero))
     raise CheckpointError(
         f"{name} holds scales that no quantiser writes",
         got=f"{found} of {values.numel():,}",
@@ -96,7 +162,6 @@ def unread(name: str, part: Packed, held: Held) -> WeightSlot:
     return WeightSlot(name, Intake(lambda _start, _rows: None, held[name].shape, part.device), dtypes, optional=True)
 
 
-def scalar_shape(name: str, held: Held, *, other: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The shape of a tensor of one value, which files write as [] or [1]; ``other`` where it has another one or is not there."""
-    shape = held[name].shape if name in held else other
-    return shape if shape in ((), (1,)) else other
+def scalar_shape(name: str, held: Held) -> tuple[int, ...]:
+    """The shape of a tensor of one value, which files write as [] or [1]."""
+    return () if name in held and held[name].shape == () else (1,)

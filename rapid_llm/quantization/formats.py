@@ -33,6 +33,9 @@ class WeightFormat(Protocol):
     def slots(self, name: str, part: Packed) -> Iterator[WeightSlot]:
         """The file's tensors of the layer ``name`` ("model.layers.0.mlp.up_proj"), which fill ``part`` of its weight."""
 
+    def dequantised(self, read: "Read", name: str) -> torch.Tensor:
+        """The layer's values [n, k] in float64, from the file's tensors alone: what the slots filled is not looked at."""
+
 
 class Stored(Protocol):
     """A tensor of a file, as its table tells it."""
@@ -47,7 +50,7 @@ Held = Mapping[str, Stored]
 """The tensors of a checkpoint by name."""
 
 Read = Callable[[str], torch.Tensor]
-"""Reads a tensor of the checkpoint by name, in the dtype that it is stored in."""
+"""Reads a tensor of the checkpoint by name, in the dtype that it is stored in; of GGUF blocks the values."""
 
 
 class CheckpointFormat(WeightFormat, Protocol):
@@ -59,9 +62,6 @@ class CheckpointFormat(WeightFormat, Protocol):
 
     def refusal(self, k: int) -> str:
         """Why rows of ``k`` cannot be kept so; empty when they can."""
-
-    def dequantised(self, read: Read, name: str) -> torch.Tensor:
-        """The layer's values [n, k] in float64, from the file's tensors alone: what the slots filled is not looked at."""
 
 
 class Formats(Protocol):

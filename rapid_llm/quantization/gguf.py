@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rapid_llm.quantization.formats import Read
 from rapid_llm.quantization.packed import Int4Weight, Int8Weight, Packed, Place
 from rapid_llm.weights import Intake, WeightSlot
 
@@ -136,6 +137,10 @@ class KeptBlocks:
 
         target = Intake(store, (part.n, part.k), part.device, as_stored=True)
         yield WeightSlot(f"{name}.weight", target, (dtype,))
+
+    def dequantised(self, read: Read, name: str) -> torch.Tensor:
+        """See WeightFormat."""
+        return read(f"{name}.weight").double()
 
 
 def _zero_points(

@@ -63,14 +63,7 @@ class Gptq:
 
     def empty(self, place: Place, n: int, k: int, *, experts: int | None = None) -> Packed:
         """See WeightFormat."""
-        is_ordered = self.act_order and self.group not in (0, k)
-        if is_ordered and experts is not None:
-            wanted, change = "experts quantised without desc_act", "use such a checkpoint"
-            raise ConfigError("stacked experts share no activation order", got="desc_act", wanted=wanted, change=change)
-        kept = Int4Weight if self.bits == 4 else Int8Weight
-        weight: Packed = kept.empty(place, n, k, group=0 if self.group == k else self.group, experts=experts)
-        weight.is_ordered = is_ordered
-        return weight
+        return empty_integers(place, n, k, bits=self.bits, group=self.group, act_order=self.act_order, experts=experts)
 
     def slots(self, name: str, part: Packed) -> Iterator[WeightSlot]:
         """See WeightFormat."""
@@ -124,6 +117,23 @@ class Gptq:
         scales = read(f"{name}.scales").double()
         values: torch.Tensor = ((codes - zeros[of_group]).double() * scales[of_group]).t()
         return values
+
+
+def empty_integers(
+    place: Place, n: int, k: int, *, bits: int, group: int, zeros: bool = True, act_order: bool = False, experts: int | None
+) -> Packed:
+    """A weight of 4-bit or 8-bit codes; of ``zeros`` only those of 4 bits are kept. Raises: ConfigError on ordered experts."""
+    is_ordered, group = act_order and group not in (0, k), 0 if group == k else group
+    if is_ordered and experts is not None:
+        wanted, change = "experts quantised without an activation order", "use such a checkpoint"
+        raise ConfigError("experts share no activation order", got="one each", wanted=wanted, change=change)
+    weight: Packed
+    if bits == 4:
+        weight = Int4Weight.empty(place, n, k, group=group, zeros=zeros, experts=experts)
+    else:
+        weight = Int8Weight.empty(place, n, k, group=group, experts=experts)
+    weight.is_ordered = is_ordered
+    return weight
 
 
 def refused_rows(k: int, bits: int, group: int) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from rapid_llm.errors import ConfigError
 from rapid_llm.quantization import nvfp4
+from rapid_llm.quantization.formats import Read
 from rapid_llm.quantization.packed import Int4Weight, Int8Weight, Packed, Place
 from rapid_llm.weights import Intake, WeightSlot
 
@@ -38,6 +39,10 @@ class Rounded:
             part.round(start, values.float())
 
         yield WeightSlot(f"{name}.weight", Intake(store, (part.n, part.k), part.device))
+
+    def dequantised(self, read: Read, name: str) -> torch.Tensor:
+        """The numbers before they are rounded. See WeightFormat."""
+        return read(f"{name}.weight").double()
 
 
 @dataclass(frozen=True)

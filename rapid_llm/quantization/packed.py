@@ -8,6 +8,9 @@ import torch
 
 from rapid_llm.errors import CheckpointError
 
+E4M3_MAX = 448.0
+"""The largest number in e4m3."""
+
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None]
 """Writes x @ weight.T (+ bias) into ``out``, given (x, out, bias)."""
 
@@ -21,6 +24,9 @@ class Place(Protocol):
 
     def kernel(self, op: str, **sizes: int) -> Callable[..., Any]:
         """What serves an op there."""
+
+    def is_native(self, op: str, **sizes: int) -> bool:
+        """Whether a row other than plain torch serves it."""
 
 
 class Packed:
@@ -78,6 +84,14 @@ class Packed:
         view = type(self)(n, self.k, self.group, tensors)
         view._whole = self.whole
         return view
+
+    def put_scales(self, start: int, values: torch.Tensor, *, width: int = 0) -> None:
+        """Take scales of rows from ``start`` on: [rows, groups], or one for each ``width`` of k, which narrower groups share."""
+        kept = self.tensors["scales"].view(self.n, -1)
+        if width and width != self.group:
+            columns = torch.arange(kept.shape[1], device=self.device) * self.group // width
+            values = values.index_select(1, columns)
+        kept[start : start + len(values)] = values
 
     def after_loading(self, check: Callable[[], None]) -> None:
         """Have ``finish`` run ``check``: what can be said of a part once all of it is there."""
@@ -179,6 +193,27 @@ class Int8Weight(Packed):
         stop = start + len(values)
         self.weight[start:stop] = codes.view(values.shape).to(torch.int8)
         self.tensors["scales"].view(self.n, -1)[start:stop] = scales
+
+
+class Fp8Bytes(Int8Weight):
+    """e4m3 [n, k], scaled as int8 is: what multiplies activations that keep their dtype.
+
+    Rounding: to e4m3 of the largest magnitude over 448.
+    """
+
+    @classmethod
+    def empty(cls, place: Place, n: int, k: int, *, group: int = 0, experts: int | None = None) -> "Fp8Bytes":
+        """As of Int8Weight."""
+        tensors = Int8Weight.empty(place, n, k, group=group, experts=experts).tensors
+        return cls(n, k, group or k, tensors | {"weight": tensors["weight"].view(torch.float8_e4m3fn)})
+
+    def round(self, start: int, values: torch.Tensor) -> None:
+        """Round rows, a scale for each group."""
+        groups = values.view(len(values), -1, self.group)
+        scales = groups.abs().amax(2) / E4M3_MAX
+        self.put_scales(start, scales)
+        codes = groups / torch.where(scales > 0, scales, 1.0)[..., None]
+        self.weight[start : start + len(values)] = codes.clamp_(-E4M3_MAX, E4M3_MAX).view(values.shape).to(torch.float8_e4m3fn)
 
 
 class Int4Weight(Packed):

@@ -75,6 +75,68 @@ def awq(weight, group=32, *, zero_codes=None):
     return tensors, values_of(scales, zeros, codes)
 
 
+def packed_integers(weight, group=32, bits=4, *, symmetric=True, order=None, dtype=torch.bfloat16):
+    """pack-quantized of compressed-tensors; ``order`` as of gptq, group 0 is a scale a row."""
+    n, k = weight.shape
+    order = torch.arange(k) if order is None else order
+    scales, zeros, sorted_codes = rounded(weight[:, order], group, bits, symmetric=symmetric, dtype=dtype)
+    codes, columns = torch.empty_like(sorted_codes), torch.empty(k, dtype=torch.int64)
+    codes[:, order], columns[order] = sorted_codes, torch.arange(k) // (group or k)
+    tensors = {
+        "weight_packed": words(codes, bits),
+        "weight_scale": scales.to(dtype),
+        "weight_shape": torch.tensor([n, k]),
+    }
+    if not symmetric:
+        padded = torch.nn.functional.pad(zeros, (0, 0, 0, -n % (32 // bits)))
+        tensors["weight_zero_point"] = words(padded.t(), bits).t()
+    if not torch.equal(order, torch.arange(k)):
+        tensors["weight_g_idx"] = columns.to(torch.int32)
+    return tensors, values_of(scales, zeros, codes, columns)
+
+
+def integers(weight, *, by_tensor=False, input_scale=None):
+    """int-quantized of compressed-tensors."""
+    scales = (weight.abs().amax() if by_tensor else weight.abs().amax(1, keepdim=True)).float() / 127
+    codes = (weight / scales).round().to(torch.int8)
+    tensors = {"weight": codes, "weight_scale": scales.view(1) if by_tensor else scales}
+    return with_input_scale(tensors, input_scale), codes.double() * scales.double()
+
+
+def floats(weight, layout, *, names=("weight_scale", "input_scale"), dtype=torch.float32, input_scale=None, shape=(1,)):
+    """e4m3 by "tensor", "channel" or "block"; scales of ``dtype`` under the first of ``names``."""
+    n, k = weight.shape
+    if layout == "block":
+        padded = torch.nn.functional.pad(weight, (0, -k % 128, 0, -n % 128)).view(-(-n // 128), 128, -(-k // 128), 128)
+        scales = (padded.abs().amax((1, 3)) / 448).to(dtype)
+        wide = scales.double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    else:
+        scales = ((weight.abs().amax() if layout == "tensor" else weight.abs().amax(1, keepdim=True)) / 448).to(dtype)
+        wide = scales.double()
+        scales = scales.view(shape) if layout == "tensor" else scales
+    codes = (weight.double() / wide).float().clamp(-448, 448).to(torch.float8_e4m3fn)
+    return with_input_scale({"weight": codes, names[0]: scales}, input_scale, names[1]), codes.float().double() * wide
+
+
+def with_input_scale(tensors, scale, name="input_scale"):
+    return tensors if scale is None else tensors | {name: torch.tensor([scale])}
+
+
+def parameters_of(oracle):
+    """The parameters by the names that folders give them; a stack of experts as its matrices, which are views of it."""
+    is_mixtral = oracle.config.model_type == "mixtral"
+    block, *parts = ("block_sparse_moe", "w1", "w3", "w2") if is_mixtral else ("mlp", "gate_proj", "up_proj", "down_proj")
+    for name, parameter in oracle.named_parameters():
+        layer, _, stack = name.partition(".mlp.experts.")
+        if not stack:
+            yield name.replace(".mlp.gate.", f".{block}.gate."), parameter
+            continue
+        for number, matrix in enumerate(parameter.detach()):
+            matrices = zip(parts[:2], matrix.chunk(2), strict=True) if stack == "gate_up_proj" else [(parts[2], matrix)]
+            for part, rows in matrices:
+                yield f"{layer}.{block}.experts.{number}.{part}.weight", rows
+
+
 def write_quantised(folder, oracle, config, writer):
     """Save ``oracle`` with each linear layer but the head as ``writer(name, weight)`` gives it; it then computes with the values.
 
@@ -84,9 +146,10 @@ def write_quantised(folder, oracle, config, writer):
     oracle.config.save_pretrained(folder)
     tensors = {}
     with torch.no_grad():
-        for name, parameter in oracle.named_parameters():
+        for name, parameter in parameters_of(oracle):
             layer = name.removesuffix(".weight")
-            written = writer(layer, parameter.detach()) if name.endswith("_proj.weight") else None
+            is_linear = name.endswith("_proj.weight") or ".experts." in name
+            written = writer(layer, parameter.detach()) if is_linear else None
             if written is None:
                 tensors[name] = parameter.detach().clone()
                 continue

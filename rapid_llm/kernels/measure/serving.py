@@ -180,6 +180,7 @@ _SIZES = {
     "nvfp4_gemm": _fp4,
     "mxfp4_gemm": _fp4,
     "quantize_nvfp4": lambda: _of_rows("k", HIDDEN),
+    "gather_columns": lambda: _of_rows("k", HIDDEN),
     "update_kv_buffer": _kv_write,
     "update_kv_index": _kv_index,
     "flash_decoding": _decode,

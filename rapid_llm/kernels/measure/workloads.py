@@ -184,6 +184,14 @@ def _vocab_embedding(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     ]
 
 
+def _gather_columns(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    order = torch.randperm(s["k"], generator=make.generator, device=make.device).to(torch.int32)
+    return [
+        {"x": make.normal(s["num_tokens"], s["k"]), "order": order, "out": make.empty(s["num_tokens"], s["k"])}
+        for _ in range(make.count)
+    ]
+
+
 def _dense_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     tokens, n, k = s["num_tokens"], s["n"], s["k"]
     return [
@@ -514,6 +522,7 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "nvfp4_gemm": _nvfp4_gemm,
     "mxfp4_gemm": _mxfp4_gemm,
     "quantize_nvfp4": _quantize_nvfp4,
+    "gather_columns": _gather_columns,
     "update_kv_buffer": _update_kv_buffer,
     "update_kv_index": _update_kv_index,
     "flash_decoding": _flash_decoding,

@@ -161,5 +161,5 @@ def _refuse_unless_numbers_will_do(name: str, forms: Sequence[WeightFormat | Non
         f"{name}.experts cannot be served in their format",
         got=" and ".join(dict.fromkeys("plain numbers" if form is None else form.kind for form in forms)),
         wanted="gate, up and down in one format that an op for experts multiplies by",
-        change="use a checkpoint of plain numbers, as it is or with quantize='int8' or 'int4'",
+        change="use a checkpoint of plain numbers, as it is or with quantize='fp8', 'int8' or 'int4'",
     )

@@ -1,7 +1,7 @@
 """e4m3 checkpoints, from file to logits: as they are where the device has no e4m3, with rounded activations where it has.
 
-Products of rounded activations are compared layer by layer too, on the same input: whole models differ by roundings that the order
-of a sum turned over.
+Products of rounded activations are compared layer by layer too, on the same input: whole models differ by roundings that the
+order of a sum turned over.
 """
 
 import pytest

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
 from rapid_llm.errors import CheckpointError
+from rapid_llm.quantization import mxfp4, nvfp4
 from rapid_llm.quantization.filling import (
     Layout,
     codes_of,
@@ -24,6 +24,8 @@ from rapid_llm.quantization.filling import (
 from rapid_llm.quantization.formats import CheckpointFormat, Held, Read
 from rapid_llm.quantization.fp8 import Activations, Fp8
 from rapid_llm.quantization.gptq import GROUPS, empty_integers, group_index, refused_rows
+from rapid_llm.quantization.modelopt import Nvfp4
+from rapid_llm.quantization.mxfp4 import Mxfp4
 from rapid_llm.quantization.names import NamePatterns
 from rapid_llm.quantization.packed import Int8Weight, Packed, Place
 from rapid_llm.quantization.settings import Settings
@@ -57,12 +59,14 @@ class PackedIntegers:
     held: Held = field(compare=False, repr=False)
     file: Path = field(compare=False, repr=False)
 
-    tensor: ClassVar[str] = "weight_packed"
-
     @property
     def kind(self) -> str:
         """See WeightFormat."""
         return f"w{self.bits}a16"
+
+    def codes(self, name: str) -> str:
+        """See CheckpointFormat."""
+        return f"{name}.weight_packed"
 
     def refusal(self, k: int) -> str:
         """See CheckpointFormat."""
@@ -133,12 +137,14 @@ class Integers:
     held: Held = field(compare=False, repr=False)
     file: Path = field(compare=False, repr=False)
 
-    tensor: ClassVar[str] = "weight"
-
     @property
     def kind(self) -> str:
         """See WeightFormat."""
         return "w8a16" if self.activations == "plain" else "w8a8"
+
+    def codes(self, name: str) -> str:
+        """See CheckpointFormat."""
+        return f"{name}.weight"
 
     def refusal(self, k: int) -> str:
         """See CheckpointFormat."""
@@ -232,6 +238,8 @@ def _form(group: Settings, usual: object, held: Held) -> CheckpointFormat:
         "pack-quantized": _packed_integers,
         "int-quantized": _integers,
         "float-quantized": _floats,
+        "nvfp4-pack-quantized": _nvfp4,
+        "mxfp4-pack-quantized": _mxfp4,
         "naive-quantized": _floats if weights.get("type") == "float" else _integers,
     }
     if not isinstance(name, str) or name not in makers:
@@ -285,6 +293,29 @@ def _floats(weights: Settings, inputs: Settings | None, held: Held) -> Fp8:
     if layout == "block" and weights.get("block_structure") not in ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
         raise weights.refused("block_structure", f"{[BLOCK, BLOCK]}")
     return Fp8(layout, _activations(inputs, "float", by_block=layout == "block"), held=held, file=weights.file)
+
+
+def _nvfp4(weights: Settings, inputs: Settings | None, held: Held) -> Nvfp4:
+    """Weights of nvfp4-pack-quantized; activations, which may be meant to be rounded alike, keep their dtype."""
+    _four_bits(weights, "tensor_group", nvfp4.GROUP)
+    if inputs is not None:
+        _four_bits(inputs, "tensor_group", nvfp4.GROUP)
+    return Nvfp4(True, held, weights.file)
+
+
+def _mxfp4(weights: Settings, inputs: Settings | None, held: Held) -> Mxfp4:
+    """Weights of mxfp4-pack-quantized; activations as of _nvfp4."""
+    _four_bits(weights, "group", mxfp4.GROUP)
+    if inputs is not None:
+        _four_bits(inputs, "group", mxfp4.GROUP)
+    return Mxfp4(True, held, weights.file)
+
+
+def _four_bits(arguments: Settings, strategy: str, group: int) -> None:
+    for key, served in (("type", "float"), ("num_bits", 4), ("strategy", strategy), ("group_size", group)):
+        arguments.one_of(key, (served,))
+    arguments.one_of("symmetric", (True,), True)
+    arguments.get("dynamic")
 
 
 def _eight_bits(arguments: Settings, kind: str) -> None:

@@ -55,7 +55,10 @@ class Gptq:
     file: Path = field(compare=False, repr=False)
 
     kind: ClassVar[str] = "gptq"
-    tensor: ClassVar[str] = "qweight"
+
+    def codes(self, name: str) -> str:
+        """See CheckpointFormat."""
+        return f"{name}.qweight"
 
     def refusal(self, k: int) -> str:
         """See CheckpointFormat."""

@@ -1,6 +1,6 @@
 """Weights of one byte whose products round the activations to one byte too, so that the matrix units multiply bytes."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -53,6 +53,14 @@ class W8A8(Packed):
         """See Packed."""
         return {"group": BLOCK if self.by_block else 0}
 
+    def part(self, start: int, stop: int) -> Self:
+        """Views of some rows, with the scales that they have once ``settle`` has put scales together."""
+        part, scales = super().part(start, stop), self.tensors["scales"]
+        if len(scales) != self.n:
+            rows = slice(start // BLOCK, -(-stop // BLOCK)) if scales.dim() == 2 else slice(None)
+            part.tensors["scales"] = scales[rows]
+        return part
+
     def _sizes(self) -> dict[str, int]:
         return {"n": self.n, "k": self.k}
 
@@ -98,6 +106,14 @@ class Fp8Weight(W8A8):
         """Before it is loaded; ``static`` has one scale for all activations, which the checkpoint holds."""
         weight: Fp8Weight = cls._empty(place, n, k, by_block=by_block, static=static, experts=experts)
         return weight
+
+    def part(self, start: int, stop: int) -> Self:
+        """Views of some rows, with the scales that they have once ``settle`` has put scales together."""
+        part, scales = super().part(start, stop), self.tensors["scales"]
+        if len(scales) != self.n:
+            rows = slice(start // BLOCK, -(-stop // BLOCK)) if scales.dim() == 2 else slice(None)
+            part.tensors["scales"] = scales[rows]
+        return part
 
     def _sizes(self) -> dict[str, int]:
         return {"n": self.n, "k": self.k, "group": self.group}

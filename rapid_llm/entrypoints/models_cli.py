@@ -72,7 +72,7 @@ def _facts() -> dict[str, str]:
     from rapid_llm.engine.gguf_tokenizer import TOKENIZERS
 
     return {
-        "safetensors": f"one file or shards with their index; {', '.join(DTYPES)}",
+        "safetensors": f"one file or shards with their index; {', '.join(DTYPES)}; quantised ones as docs/quantization.md tells",
         "GGUF": f"one file; {', '.join(BLOCK_TYPES)}. Quantised tensors are dequantised as they are loaded",
         "tokenizers": f"tokenizer.json; in GGUF files {TOKENIZERS}",
         "rope types": f"config.json: {', '.join(ROPE_TYPES)} (dynamic up to the original context); "
@@ -82,5 +82,5 @@ def _facts() -> dict[str, str]:
         "heads": "any even dimension (on a GPU up to 256), any number of query heads to a key-value head",
         "output head": "tied or its own, by what the file holds",
         "sliding windows": "refused where shorter than the context; set max_model_len to the window",
-        "not loaded": "pickles, code from a repository, quantised safetensors, multimodal models",
+        "not loaded": "pickles, code from a repository, multimodal models",
     }

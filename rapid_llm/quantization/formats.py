@@ -46,6 +46,8 @@ class Stored(Protocol):
     def dtype(self) -> str: ...  # noqa: D102
 
 
+_LISTED = 4
+
 Held = Mapping[str, Stored]
 """The tensors of a checkpoint by name."""
 
@@ -101,7 +103,7 @@ class CheckpointFormats:
                 raise CheckpointError(
                     f"{self._file}: layers that are multiplied as one are quantised differently",
                     got=got,
-                    wanted="one format, with the same settings, for all of " + ", ".join(names),
+                    wanted="one format, with the same settings, for all of " + _listed(names),
                     change="use a checkpoint that quantises all of them, or none",
                 )
         if found[0] is not None and (why := found[0].refusal(k)):
@@ -120,6 +122,11 @@ def unusable(file: Path, name: str, kind: str, why: str) -> CheckpointError:
     """The error for a layer that its format cannot keep."""
     change = "use a checkpoint with other groups, or one that leaves this layer out"
     return CheckpointError(f"{file}: {name} cannot be kept as {kind}", got=why, change=change)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them; of a layer's experts the first and the last."""
+    return ", ".join(names) if len(names) <= _LISTED else f"{names[0]} to {names[-1]}, {len(names)} in all"
 
 
 def _described(form: CheckpointFormat | None) -> str:

@@ -148,6 +148,29 @@ def test_every_zero_point_with_every_code_is_exact(w4a16_gemm, dtype, device):
 
 
 @each_row_of("w4a16_gemm")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_points_between_codes_are_exact(w4a16_gemm, dtype, device):
+    """Quarters from -4 to 19.75, with every code; one element of x at a time is 1: results of at most 8 bits."""
+    codes = torch.arange(16, dtype=torch.uint8, device=device)
+    packed = (codes[0::2] | codes[1::2] << 4).repeat(48, 2)
+    zeros = (torch.arange(96, device=device).float() / 4 - 4).view(48, 2)
+    x, out = torch.eye(32, dtype=dtype, device=device), torch.empty(32, 48, dtype=dtype, device=device)
+    w4a16_gemm(x, packed, torch.full((48, 2), 0.5, dtype=dtype, device=device), out=out, zeros=zeros)
+    assert torch.equal(out.double(), (codes.repeat(2)[:, None].double() - zeros.T.repeat_interleave(16, 0)) / 2)
+
+
+@each_row_of("w4a16_gemm")
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_number_for_zero_point_belongs_to_its_own_group(w4a16_gemm, group, device):
+    n, k = 33, max(2 * group, 1024) if group else 100
+    x, weight = torch.randn(3, k, device=device), bytes_of(n, k // 2, device)
+    groups = k // group if group else 1
+    scales, zeros = scales_of(n, groups, device), 32 * torch.rand(n, groups, device=device) - 8
+    out = torch.empty(3, n, device=device)
+    assert_product(w4a16_gemm(x, weight, scales, out=out, zeros=zeros), reference.w4a16_gemm(x, weight, scales, zeros=zeros))
+
+
+@each_row_of("w4a16_gemm")
 def test_without_zero_points_eight_is_zero(w4a16_gemm, device):
     packed = torch.full((5, 32), 0x88, dtype=torch.uint8, device=device)
     out = torch.empty(2, 5, device=device)
@@ -163,9 +186,10 @@ def test_any_tile_keeps_the_groups_of_w4a16_gemm_apart(w4a16_gemm, group, tile, 
     monkeypatch.setattr(importlib.import_module(w4a16_gemm.spec.target.partition(":")[0]), "resolve_tiles", lambda *_, **__: tile)
     k = 544 if group == 544 else 1024 if group == 512 else 576
     x, weight = torch.randn(5, k, device=device), bytes_of(37, k // 2, device)
-    scales, zeros = scales_of(37, k // group, device), bytes_of(37, k // group, device) & 15
-    out = torch.empty(5, 37, device=device)
-    assert_product(w4a16_gemm(x, weight, scales, out=out, zeros=zeros), reference.w4a16_gemm(x, weight, scales, zeros=zeros))
+    scales, codes = scales_of(37, k // group, device), bytes_of(37, k // group, device) & 15
+    for zeros in (codes, codes + 0.25):
+        out = torch.empty(5, 37, device=device)
+        assert_product(w4a16_gemm(x, weight, scales, out=out, zeros=zeros), reference.w4a16_gemm(x, weight, scales, zeros=zeros))
 
 
 @pytest.mark.parametrize("w8a16_gemm", native("w8a16_gemm"))
@@ -275,7 +299,8 @@ def test_w8a16_gemm_refuses_what_it_would_misread(w8a16_gemm, changed, device):
         pytest.param({"weight": torch.ones(5, 64, dtype=torch.uint8)}, id="a-code-a-byte"),
         pytest.param({"scales": torch.ones(5)}, id="flat-scales"),
         pytest.param({"zeros": torch.ones(5, 1, dtype=torch.uint8)}, id="zeros-of-other-groups"),
-        pytest.param({"zeros": torch.ones(5, 2)}, id="zeros-of-floats"),
+        pytest.param({"zeros": torch.ones(5, 2).half()}, id="zeros-of-16-bits"),
+        pytest.param({"zeros": torch.ones(5, 1)}, id="numbers-for-other-groups"),
         pytest.param({"x": torch.ones(3, 4096), "weight": torch.ones(5, 2048, dtype=torch.uint8)}, id="group-of-2048"),
     ],
 )

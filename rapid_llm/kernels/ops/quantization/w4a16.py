@@ -4,6 +4,9 @@ One program per (output tile, token tile), numbered so that neighbours share row
 neighbours of x's dtype in registers, zero point taken off: whole numbers of at most 15 in size, which are exact. A scale
 therefore meets sums in fp32 and never a weight: after the last of k where an output has one scale, after every group of k else.
 The weight is the left operand, which a matrix instruction takes from registers.
+
+A zero point that is no whole number cannot be taken off a code exactly in 16 bits. There 8 is taken off, and what a zero point
+differs from 8 meets the group's sum of x, both in fp32.
 """
 
 import torch
@@ -36,7 +39,8 @@ def w4a16_gemm(
         scales: [n, k / group], dtype of x or fp32; inner stride 1, row stride free. A group is a power of two from 16 to 1024,
             or all of k.
         out: [num_tokens, n], dtype and device of x, apart from it; inner stride 1, row stride free.
-        zeros: [n, k / group], uint8, the code 0..15 that stands for 0, a byte each; inner stride 1, row stride free. None is 8.
+        zeros: [n, k / group], uint8, the code 0..15 that stands for 0, a byte each; or fp32, any number in its place; inner
+            stride 1, row stride free. None is 8.
         bias: [n], dtype of x, stride 1; or None.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
     Twin: kernels/reference/quantization/weight_only.py::w4a16_gemm. Origin: this repo; groups with zero points as in
@@ -56,6 +60,7 @@ def w4a16_gemm(
         x, weight, scales, zeros, bias, out,
         x.stride(0), weight.stride(0), scales.stride(0), 0 if zeros is None else zeros.stride(0), out.stride(0),
         num_tokens, n, k,
+        FLOAT_ZEROS=zeros is not None and zeros.dtype == torch.float32,
         GROUP=0 if group == k else group, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step, **tile,
     )  # fmt: skip
     return out
@@ -77,6 +82,7 @@ def _w4a16_gemm_kernel(
     num_tokens,
     n,
     k,
+    FLOAT_ZEROS: tl.constexpr,
     GROUP: tl.constexpr,
     EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr,
@@ -99,12 +105,15 @@ def _w4a16_gemm_kernel(
     x_ptrs = x_ptr + rows64[:, None] * x_stride + tl.arange(0, WIDTH)[None, :]  # [M, WIDTH]
     weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + tl.arange(0, WIDTH // 2)[None, :]  # [N, WIDTH / 2]
     scales_ptrs = scales_ptr + cols64 * scales_stride
-    zeros_ptrs = None if zeros_ptr is None else zeros_ptr + cols64 * zeros_stride
+    float_zeros_ptrs = zeros_ptr + cols64 * zeros_stride if FLOAT_ZEROS else None
+    zeros_ptrs = None if zeros_ptr is None or FLOAT_ZEROS else zeros_ptr + cols64 * zeros_stride
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if GROUP == 0:
         zeros = _zero_points(zeros_ptrs, col_mask, 0, BLOCK_N)
         for start in range(0, k, STEP):
             acc = _add_product(acc, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, start, k, EVEN_K, WIDTH)
+        if FLOAT_ZEROS:
+            acc = _less_rest(acc, x_ptrs, float_zeros_ptrs, row_mask, col_mask, 0, k, k, EVEN_K, WIDTH)
         acc *= tl.load(scales_ptrs, mask=col_mask, other=0.0).to(tl.float32)[:, None]
     elif GROUP <= STEP:
         for start in range(0, k, STEP):
@@ -114,6 +123,9 @@ def _w4a16_gemm_kernel(
                 zeros = _zero_points(zeros_ptrs, there, first // GROUP, BLOCK_N)
                 product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
                 product = _add_product(product, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, first, k, EVEN_K, WIDTH)
+                if FLOAT_ZEROS:
+                    rest_ptrs = float_zeros_ptrs + first // GROUP
+                    product = _less_rest(product, x_ptrs, rest_ptrs, row_mask, there, first, GROUP, k, EVEN_K, WIDTH)
                 scales = tl.load(scales_ptrs + first // GROUP, mask=there, other=0.0)
                 acc += product * scales.to(tl.float32)[:, None]
     else:
@@ -122,6 +134,9 @@ def _w4a16_gemm_kernel(
             product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for start in range(first, first + GROUP, STEP):
                 product = _add_product(product, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, start, k, EVEN_K, WIDTH)
+            if FLOAT_ZEROS:
+                rest_ptrs = float_zeros_ptrs + first // GROUP
+                product = _less_rest(product, x_ptrs, rest_ptrs, row_mask, col_mask, first, GROUP, k, EVEN_K, WIDTH)
             scales = tl.load(scales_ptrs + first // GROUP, mask=col_mask, other=0.0)
             acc += product * scales.to(tl.float32)[:, None]
     acc = tl.trans(acc)
@@ -161,3 +176,27 @@ def _add_product(
     codes = tl.join(low - zeros[:, None], high - zeros[:, None])  # [N, WIDTH / 2, 2]
     weight = codes.reshape(codes.shape[0], WIDTH).to(x.dtype)
     return tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+
+
+@triton.jit
+def _less_rest(
+    product,
+    x_ptrs,
+    zeros_ptrs,
+    row_mask,
+    mask,
+    first,
+    length,
+    k,
+    EVEN_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """``product`` [N, M] of codes less 8, over ``length`` elements of k from ``first`` on, made one of codes less zero points."""
+    sums = tl.zeros((row_mask.shape[0],), tl.float32)
+    for start in range(first, first + length, WIDTH):
+        x_mask = row_mask[:, None]
+        if not EVEN_K:
+            x_mask = x_mask & (start + tl.arange(0, WIDTH) < k)[None, :]
+        sums += tl.sum(tl.load(x_ptrs + start, mask=x_mask, other=0.0).to(tl.float32), axis=1)
+    rest = tl.load(zeros_ptrs, mask=mask, other=8.0) - 8.0
+    return product - rest[:, None] * sums[None, :]

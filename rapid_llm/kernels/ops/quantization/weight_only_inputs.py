@@ -57,8 +57,8 @@ def check_w4a16_gemm(
         raise KernelInputError(
             describe("w4a16_gemm", x=x, weight=weight, scales=scales, out=out, zeros=zeros, bias=bias),
             wanted="x [num_tokens, k] of fp32, bf16 or fp16, weight uint8 [n, k / 2], scales [n, k / group] of x's dtype or fp32 "
-            "with a group that divides k and is a power of two from 16 to 1024, or is k, zeros uint8 [n, k / group] or None, "
-            "out [num_tokens, n] and bias [n] or None of x's dtype, inner stride 1",
+            "with a group that divides k and is a power of two from 16 to 1024, or is k, zeros uint8 or fp32 [n, k / group] "
+            "or None, out [num_tokens, n] and bias [n] or None of x's dtype, inner stride 1",
             change="pass two codes a byte, the even one in the low half, with scales and zeros of the same groups",
         )
     return group
@@ -97,5 +97,6 @@ def _is_bias(bias: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def _are_zeros(zeros: torch.Tensor, scales: torch.Tensor) -> bool:
-    """Whether ``zeros`` has a code for each scale."""
-    return zeros.shape == scales.shape and zeros.dtype == torch.uint8 and zeros.device == scales.device and zeros.stride(1) == 1
+    """Whether ``zeros`` has a code, or a number in place of one, for each scale."""
+    of_a_kind = zeros.dtype in (torch.uint8, torch.float32)
+    return of_a_kind and zeros.shape == scales.shape and zeros.device == scales.device and zeros.stride(1) == 1

@@ -62,7 +62,7 @@ W8A16_GEMM = Contract(
 W4A16_GEMM = Contract(
     op="w4a16_gemm",
     summary="x @ ((codes - zeros) * scales).T (+ bias) of 4-bit codes, two a byte, accumulated in fp32; a scale and a zero "
-    "point for each group along k (group = k says one an output)",
+    "point, a code or any number, for each group along k (group = k says one an output)",
     phase="both",
     tensors=(
         _X,
@@ -79,8 +79,10 @@ W4A16_GEMM = Contract(
         {"num_tokens": 1, "n": 257, "k": 256, "group": 256},
         {"num_tokens": 1, "n": 48, "k": 768, "group": 128},
         {"num_tokens": 2, "n": 48, "k": 1024, "group": 512},
+        {"num_tokens": 5, "n": 36, "k": 1024, "group": 512},
         {"num_tokens": 7, "n": 100, "k": 130, "group": 130},
         {"num_tokens": 16, "n": 66, "k": 288, "group": 32},
+        {"num_tokens": 33, "n": 40, "k": 160, "group": 32},
         {"num_tokens": 65, "n": 65, "k": 96, "group": 16},
         {"num_tokens": 130, "n": 72, "k": 192, "group": 64},
     ),

@@ -16,7 +16,7 @@ def w4a16_gemm(
     zeros: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x @ ((codes - zeros) * scales).T (+ bias): [T, K], uint8 [N, K / 2], [N, G], uint8 [N, G] -> float64 [T, N]."""
+    """x @ ((codes - zeros) * scales).T (+ bias): [T, K], uint8 [N, K / 2], [N, G], uint8 or fp32 [N, G] -> float64 [T, N]."""
     codes = torch.stack((weight & 15, weight >> 4), dim=2).flatten(1).double()
     offsets = torch.full_like(scales, 8.0, dtype=torch.float64) if zeros is None else zeros.double()
     return _product(x, codes - _spread(offsets, codes), scales, bias)

@@ -38,8 +38,11 @@ def _w4a16_gemm(sizes: Sizes, dtype: torch.dtype, device: torch.device, generato
     scales = values.to(device) if n % 3 == 0 else stage.place("scales", values)  # fp32 beside any dtype, or x's own
     zeros = None
     if n % 2 == 0 or hard == "every_code":
-        points = _codes(tuple(values.shape), 16, hard, generator).to(torch.uint8).to(device)
-        zeros = _place_bytes(W4A16_GEMM, "zeros", sizes, dtype, points)
+        points = _codes(tuple(values.shape), 16, hard, generator)
+        if n % 2 == 0 and sizes["num_tokens"] % 2:  # numbers between codes and beyond them
+            zeros = _place_floats(points + uniform(points.shape, -4, 4, generator), sizes, dtype, device)
+        else:
+            zeros = _place_bytes(W4A16_GEMM, "zeros", sizes, dtype, points.to(torch.uint8).to(device))
     return _case(stage, sizes, generator, hard, reference.w4a16_gemm, {"weight": weight, "scales": scales, "zeros": zeros})
 
 
@@ -89,6 +92,15 @@ def _place_bytes(contract: Contract, name: str, sizes: Sizes, dtype: torch.dtype
     storage = torch.full((offset + rows * stride + 64,), 0x7F, dtype=torch.uint8, device=values.device)
     placed = storage.as_strided((rows, columns), (stride, 1), offset)
     return placed.copy_(values)
+
+
+def _place_floats(values: torch.Tensor, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An fp32 view that holds zero points [rows, columns], between NaN, in the view whose turn it is."""
+    rows, columns = values.shape
+    view = view_of(W4A16_GEMM, "zeros", sizes, dtype)
+    stride, offset = columns + (9 if view == "row_strided" else 0), 64 + (view == "offset")
+    storage = torch.full((offset + rows * stride + 64,), math.nan, device=device)
+    return storage.as_strided((rows, columns), (stride, 1), offset).copy_(values)
 
 
 def _tolerance(

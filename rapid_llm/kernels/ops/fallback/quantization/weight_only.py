@@ -55,7 +55,8 @@ def w4a16_gemm(
         scales: [n, k / group], dtype of x or fp32; inner stride 1, row stride free. A group is a power of two from 16 to 1024,
             or all of k.
         out: [num_tokens, n], dtype and device of x, apart from it; inner stride 1, row stride free.
-        zeros: [n, k / group], uint8, the code 0..15 that stands for 0, a byte each; inner stride 1, row stride free. None is 8.
+        zeros: [n, k / group], uint8, the code 0..15 that stands for 0, a byte each; or fp32, any number in its place; inner
+            stride 1, row stride free. None is 8.
         bias: [n], dtype of x, stride 1; or None.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
     Twin: kernels/reference/quantization/weight_only.py::w4a16_gemm. Origin: this repo.

@@ -115,16 +115,23 @@ def _gemm(sizes: Sizes) -> Iterator[Tile]:
 
 def _weight_only(sizes: Sizes) -> Iterator[Tile]:
     """Tiles whose BLOCK_K holds the group, where there is more than one."""
-    tokens, grouped = sizes["num_tokens"], sizes["group"] < sizes["k"]
+    tokens, least = sizes["num_tokens"], sizes["group"] if sizes["group"] < sizes["k"] else 1
+    if tokens <= 1:
+        for block_n, block_k, warps in ((2, 1024, 1), (2, 1024, 2), (4, 512, 1), (4, 1024, 1), (4, 1024, 2), (4, 2048, 1),
+                                        (4, 2048, 2), (8, 512, 2), (8, 1024, 2), (8, 2048, 4)):  # fmt: skip
+            yield Tile(1, block_n, max(block_k, least), num_warps=warps)
+        return
     if tokens <= 64:
         block_m = _power(tokens, 16, 64)
-        shapes = [(block_m, block_n, 4) for block_n in (16, 32, 64, 128)] + [(block_m, 64, 2)]
-    else:
-        shapes = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8)]
-    for block_m, block_n, warps in shapes:
+        wide = [(block_m, 32, 4)] if block_m == 16 else [(block_m, 128, 4), (block_m, 128, 8)]
+        for _, block_n, warps in ((block_m, 32, 2), (block_m, 64, 4), *wide):
+            for split in (1, 2, 4):
+                for stages in (2, 3) if block_m == 64 else (3, 4):
+                    yield Tile(block_m, block_n, max(128, least), split, num_warps=warps, num_stages=stages)
+        return
+    for block_m, block_n, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8)):
         for depth in (64, 128):
-            block_k = max(depth, sizes["group"]) if grouped else depth
-            yield from (Tile(block_m, block_n, block_k, num_warps=warps, num_stages=stages) for stages in (2, 3, 4))
+            yield from (Tile(block_m, block_n, max(depth, least), 1, num_warps=warps, num_stages=stages) for stages in (2, 3, 4))
 
 
 _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {

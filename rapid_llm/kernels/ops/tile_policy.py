@@ -31,6 +31,8 @@ _SMALLEST_BLOCK = 16  # the least side of a tensor-core product in Triton
 _MOST_STEP = 128  # elements of k that weight-only products load at a time; a longer BLOCK_K holds a longer group
 _CODE_BITS = {"w8a16_gemm": 8, "w4a16_gemm": 4}  # of an element of the weight
 _FEW_PROGRAMS = 96  # of a matrix product: fewer leave multiprocessors of a large card idle
+_MANY_PROGRAMS = 384  # of a product that streams its weight: fewer have too few bytes on their way
+_LEAST_SHARE = 512  # elements of k: a shorter share is not worth the sum of the shares
 
 
 class TileTier(Enum):
@@ -48,11 +50,15 @@ def tile_tier(device: DeviceInfo) -> TileTier:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program covers and how it is launched. An axis that the kernel has no knob for is None."""
+    """What one program covers and how it is launched. An axis that the kernel has no knob for is None.
+
+    SPLIT_K programs share the sum over k of one output tile.
+    """
 
     BLOCK_M: int | None = None
     BLOCK_N: int | None = None
     BLOCK_K: int | None = None
+    SPLIT_K: int | None = None
     num_warps: int = 4
     num_stages: int = 1
 
@@ -429,27 +435,36 @@ def _w4a16_gemm(room: _Room, sizes: Sizes) -> Tile:
 
 
 def _weight_only(room: _Room, sizes: Sizes, bits: int) -> Tile:
-    """Few rows: the weight is streamed, BLOCK_M at its least and BLOCK_K long. Many: square tiles. BLOCK_K covers a group.
+    """One row: BLOCK_M is 1, which stands for a product without matrix instructions. Few rows: the weight is streamed, BLOCK_M at
+    its least, k shared out among programs until there are many. Many: square tiles. BLOCK_K covers a group.
 
     fp32 has no exact matrix instruction: its operands pass through registers, so its tiles are small.
     """
+    # Groups that are known by their size are whole also where nobody asked for a multiple: when a tile is explained or searched.
+    group = sizes.get("group", 1)
+    least_k = group if group < sizes["k"] else 1
     tokens, n, k = (max(sizes[name], _SMALLEST_BLOCK) for name in ("num_tokens", "n", "k"))
+    if sizes["num_tokens"] <= 1:
+        block_n, block_k = (2, 1024) if bits == 8 else (4, 2048)
+        return Tile(1, block_n, max(_block_k(room, min(block_k, k)), least_k), num_warps=1)
     if room.itemsize == 4:
         block_m, block_n, block_k = min(tokens, 32), 32, 64
     elif tokens <= 64:
-        block_m, block_n, block_k = tokens, 32 if n <= 4096 else 64, 128
+        block_m, block_n, block_k = tokens, 32 if tokens == _SMALLEST_BLOCK else 64, 128
     else:
         block_m, block_n, block_k = 128, 128 if -(-tokens // 128) * -(-n // 128) >= _FEW_PROGRAMS else 64, 64
     block_n = min(block_n, n)
-    # Groups that are known by their size are whole also where nobody asked for a multiple: when a tile is explained or searched.
-    group = sizes.get("group", 1)
-    block_k = max(_block_k(room, min(block_k, k)), group if group < k else 1)
+    block_k = max(_block_k(room, min(block_k, k)), least_k)
     while True:
         stages = min(_stages_that_fit(room, bits, block_m, block_n, block_k), 4)
         if stages >= 2 or max(block_m, block_n) <= _SMALLEST_BLOCK:
             break
         block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
-    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n >= 128 * 64 else 4, num_stages=max(stages, 1))
+    warps = 8 if block_m * block_n >= 128 * 64 else 2 if block_n <= 32 and room.itemsize == 2 else 4
+    splits, programs = 1, -(-tokens // block_m) * -(-n // block_n)
+    while tokens <= 64 and splits < 4 and splits * programs < _MANY_PROGRAMS and k >= 2 * splits * max(_LEAST_SHARE, block_k):
+        splits *= 2
+    return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
 
 
 def _stages_that_fit(room: _Room, bits: int, block_m: int, block_n: int, block_k: int) -> int:

@@ -6,17 +6,32 @@ from rapid_llm.kernels.reference.embeddings import vocab_embedding
 from rapid_llm.kernels.reference.gemm import dense_gemm
 from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_index
 from rapid_llm.kernels.reference.norm import add_rms_norm, rms_norm
-from rapid_llm.kernels.reference.quantization import w4a16_gemm, w8a16_gemm
+from rapid_llm.kernels.reference.quantization import (
+    dequantised,
+    fp8_gemm,
+    int8_gemm,
+    nearest_e4m3,
+    quantize_fp8,
+    quantize_int8,
+    w4a16_gemm,
+    w8a16_gemm,
+)
 from rapid_llm.kernels.reference.rotary import rope
 from rapid_llm.kernels.reference.sampling import filtered_probabilities, philox4x32, sample, top_logprobs
 
 __all__ = [
     "add_rms_norm",
     "dense_gemm",
+    "dequantised",
     "filtered_probabilities",
     "flash_decoding",
     "flashattention2_nopad",
+    "fp8_gemm",
+    "int8_gemm",
+    "nearest_e4m3",
     "philox4x32",
+    "quantize_fp8",
+    "quantize_int8",
     "rms_norm",
     "rope",
     "sample",

@@ -22,6 +22,14 @@ BEYOND_THE_SWEEP = {
     "rms_norm": ({"d": 20_480},),
     "add_rms_norm": ({"d": 20_480},),
     "w8a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 64, "group": 1024}),
+    "quantize_fp8": (
+        {"group": 128},
+        {"num_tokens": 65_540, "k": 128, "group": 128},
+        {"num_tokens": 65_536, "k": 20_480, "group": 20_480},
+    ),
+    "quantize_int8": ({"num_tokens": 65_540, "k": 128}, {"num_tokens": 65_536, "k": 20_480}),
+    "fp8_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 16, "group": 128}),
+    "int8_gemm": ({"num_tokens": 4096}, {"num_tokens": 16}),
     "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
 }
 SCALARS = {"eps": 1e-6, "sm_scale": 0.125}

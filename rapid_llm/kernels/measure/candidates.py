@@ -134,6 +134,30 @@ def _weight_only(sizes: Sizes) -> Iterator[Tile]:
             yield from (Tile(block_m, block_n, max(depth, least), 1, num_warps=warps, num_stages=stages) for stages in (2, 3, 4))
 
 
+def _byte_product(sizes: Sizes) -> Iterator[Tile]:
+    """Of operands of a byte an element; BLOCK_K is the group where k has several."""
+    tokens, grouped = sizes["num_tokens"], sizes.get("group", sizes["k"]) < sizes["k"]
+    if tokens <= 64:
+        block_m = _power(tokens, 16, 64)
+        shapes = [(block_m, block_n, block_k, 4) for block_n in (32, 64, 128) for block_k in (128, 256)]
+    else:
+        shapes = [(m, n, 128, warps) for m, n, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8), (64, 256, 8))]
+        shapes += [] if "group" in sizes else [(128, 256, 128, 8), (256, 128, 128, 8)]
+    for block_m, block_n, block_k, warps in shapes:
+        if block_k == 128 or not grouped:
+            yield from (Tile(block_m, block_n, block_k, num_warps=warps, num_stages=stages) for stages in (2, 3, 4, 5))
+
+
+def _quantised(sizes: Sizes) -> Iterator[Tile]:
+    """Rows as in _rows, or groups of 128."""
+    if sizes.get("group", sizes["k"]) < sizes["k"]:
+        for groups in (4, 8, 16, 32, 64):
+            yield from (Tile(BLOCK_M=groups, BLOCK_N=128, num_warps=warps) for warps in _warps(128 * groups))
+        return
+    for tile in _rows({"d": sizes["k"]}):
+        yield Tile(BLOCK_M=1, BLOCK_N=tile.BLOCK_N, num_warps=tile.num_warps)
+
+
 _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "swiglu": _columns("d"),
     "vocab_embedding": _columns("hidden_size"),
@@ -147,4 +171,8 @@ _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "dense_gemm": _gemm,
     "w8a16_gemm": _weight_only,
     "w4a16_gemm": _weight_only,
+    "quantize_fp8": _quantised,
+    "fp8_gemm": _byte_product,
+    "quantize_int8": _quantised,
+    "int8_gemm": _byte_product,
 }

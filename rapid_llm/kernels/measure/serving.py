@@ -66,11 +66,24 @@ def _gemm() -> Iterator[Sizes]:
             yield {"num_tokens": rows, "n": n, "k": k}
 
 
-def _weight_only(group: int | None) -> Iterator[Sizes]:
-    """Projections of the larger model; ``group`` is None where an output has one scale."""
+def _of_llama() -> Iterator[Sizes]:
+    """Projections of the larger model."""
     for n, k in LAYERS["llama-8b"]:
         for tokens in GEMM_TOKENS:
-            yield {"num_tokens": tokens, "n": n, "k": k, "group": group or k}
+            yield {"num_tokens": tokens, "n": n, "k": k}
+
+
+def _quantised() -> Iterator[dict[str, int]]:
+    """Rows that go into those."""
+    for k in (4096, 14_336):
+        for tokens in TOKENS:
+            yield {"num_tokens": tokens, "k": k}
+
+
+def _weight_only(group: int | None) -> Iterator[Sizes]:
+    """Projections of the larger model; ``group`` is None where an output has one scale."""
+    for sizes in _of_llama():
+        yield {**sizes, "group": group or sizes["k"]}
 
 
 def _kv_write() -> Iterator[Sizes]:
@@ -126,6 +139,10 @@ _SIZES = {
     "dense_gemm": _gemm,
     "w8a16_gemm": lambda: _weight_only(None),
     "w4a16_gemm": lambda: _weight_only(128),
+    "quantize_fp8": lambda: (sizes | {"group": group} for sizes in _quantised() for group in (sizes["k"], 128)),
+    "fp8_gemm": lambda: (*_weight_only(None), *_weight_only(128)),
+    "quantize_int8": _quantised,
+    "int8_gemm": _of_llama,
     "update_kv_buffer": _kv_write,
     "update_kv_index": _kv_index,
     "flash_decoding": _decode,

@@ -94,7 +94,9 @@ def workload(
     make = _Maker(torch.device(device), getattr(torch, dtype), count, variant or variants(op)[0])
     sets = tuple(_MAKERS[op](make, dict(sizes)))
     read_and_written = [
-        name for name in _written(op) if name not in ("out", "out_ids", "out_logprobs", "k_pool", "v_pool", "page_table")
+        name
+        for name in _written(op)
+        if name not in ("out", "scales", "out_ids", "out_logprobs", "k_pool", "v_pool", "page_table")
     ]
     pristine = {(number, name): entry[name].clone() for number, entry in enumerate(sets) for name in read_and_written}
     return Workload(op, dtype, dict(sizes), make.variant, sets, cost.read + cost.written, pristine)
@@ -219,6 +221,54 @@ def _groups(s: dict[str, int]) -> int:
     return 1 if s["k"] % s["group"] else s["k"] // s["group"]
 
 
+def _quantize_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    return [
+        {"x": make.normal(s["num_tokens"], s["k"]), **_e4m3_out(make, s["num_tokens"], s["k"], s["group"])}
+        for _ in range(make.count)
+    ]
+
+
+def _e4m3_out(make: _Maker, tokens: int, width: int, group: int) -> Arguments:
+    """What a quantiser writes."""
+    scales = make.empty(tokens, -(-width // group), dtype=torch.float32)
+    return {"out": make.empty(tokens, width, dtype=torch.float8_e4m3fn), "scales": scales if group < width else scales[:, 0]}
+
+
+def _fp8_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k, group = s["num_tokens"], s["n"], s["k"], s["group"]
+    scales: dict[str, tuple[int, ...]] = {"x_scales": (tokens,), "weight_scales": (n,)}
+    if group < k:
+        scales = {"x_scales": (tokens, -(-k // group)), "weight_scales": (-(-n // group), -(-k // group))}
+    return [
+        {name: make.normal(rows, k, scale=100.0).to(torch.float8_e4m3fn) for name, rows in (("x", tokens), ("weight", n))}
+        | {name: make.scales(*shape).float() for name, shape in scales.items()}
+        | {"out": make.empty(tokens, n)}
+        for _ in range(make.count)
+    ]
+
+
+def _quantize_int8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, k = s["num_tokens"], s["k"]
+    return [
+        {
+            "x": make.normal(tokens, k),
+            "out": make.empty(tokens, k, dtype=torch.int8),
+            "scales": make.empty(tokens, dtype=torch.float32),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _int8_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, n, k = s["num_tokens"], s["n"], s["k"]
+    return [
+        {name: make.bytes(rows, k).view(torch.int8) for name, rows in (("x", tokens), ("weight", n))}
+        | {name: make.scales(rows).float() for name, rows in (("x_scales", tokens), ("weight_scales", n))}
+        | {"out": make.empty(tokens, n)}
+        for _ in range(make.count)
+    ]
+
+
 def _update_kv_buffer(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     tokens, heads, dim, rows = s["num_tokens"], s["num_kv_heads"], s["head_dim"], s["num_rows"]
     pool = make.empty(rows, 2 * heads, dim).zero_()
@@ -337,6 +387,10 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "dense_gemm": _dense_gemm,
     "w8a16_gemm": _w8a16_gemm,
     "w4a16_gemm": _w4a16_gemm,
+    "quantize_fp8": _quantize_fp8,
+    "fp8_gemm": _fp8_gemm,
+    "quantize_int8": _quantize_int8,
+    "int8_gemm": _int8_gemm,
     "update_kv_buffer": _update_kv_buffer,
     "update_kv_index": _update_kv_index,
     "flash_decoding": _flash_decoding,

@@ -30,6 +30,8 @@ _SMALLEST_SMEM = 65_536
 _SMALLEST_BLOCK = 16  # the least side of a tensor-core product in Triton
 _MOST_STEP = 128  # elements of k that weight-only products load at a time; a longer BLOCK_K holds a longer group
 _CODE_BITS = {"w8a16_gemm": 8, "w4a16_gemm": 4}  # of an element of the weight
+_BYTE_PRODUCTS = ("fp8_gemm", "int8_gemm")  # both operands take a byte an element
+_GROUP = 128  # elements along k that share a scale, in formats that group them
 _FEW_PROGRAMS = 96  # of a matrix product: fewer leave multiprocessors of a large card idle
 _MANY_PROGRAMS = 384  # of a product that streams its weight: fewer have too few bytes on their way
 _LEAST_SHARE = 512  # elements of k: a shorter share is not worth the sum of the shares
@@ -258,6 +260,8 @@ def smem_bytes(op: str, tile: Tile, dtype: str, sizes: Sizes) -> int:
     block_m, block_n, block_k = tile.BLOCK_M or 1, tile.BLOCK_N or 1, tile.BLOCK_K or 1
     if op == "dense_gemm" and block_m > 1:
         return tile.num_stages * (block_m + block_n) * block_k * itemsize
+    if op in _BYTE_PRODUCTS:
+        return tile.num_stages * (block_m + block_n) * block_k
     if op in _CODE_BITS:
         return _weight_only_bytes(_CODE_BITS[op], itemsize, block_m, block_n, block_k, tile.num_stages)
     if op in ("flash_decoding", "flashattention2_nopad"):
@@ -424,6 +428,49 @@ def _dense_gemv(room: _Room, sizes: Sizes) -> Tile:
     return Tile(1, block_n, min(step // room.itemsize, max(sizes["k"], _SMALLEST_BLOCK)), num_warps=warps)
 
 
+def _fp8_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """See _byte_product. Two sets of sums in registers, those of the last 128 of k and those before: 128 x 128 is the widest."""
+    return _byte_product(room, sizes, widest=128)
+
+
+def _int8_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """See _byte_product."""
+    return _byte_product(room, sizes, widest=256)
+
+
+def _byte_product(room: _Room, sizes: Sizes, widest: int) -> Tile:
+    """Few rows: the weight is streamed, BLOCK_M at its least, BLOCK_N the least of a warpgroup product, BLOCK_K long. Many rows:
+    square tiles, up to ``widest`` outputs on Hopper. BLOCK_K is the group where k has several."""
+    tokens, n, k = (max(sizes[name], low) for name, low in (("num_tokens", _SMALLEST_BLOCK), ("n", _SMALLEST_BLOCK), ("k", 32)))
+    wide = room.tier is TileTier.HOPPER_UP
+    grouped = sizes.get("group", k) < k
+    if tokens <= 64:
+        block_m, block_n, block_k = tokens, 64 if wide or n > 4096 else 32, 256 if wide and not grouped else 128
+    else:
+        shapes = ((128, widest), (128, 128)) if wide else ((128, 128),)
+        enough = (shape for shape in shapes if -(-tokens // shape[0]) * -(-n // shape[1]) >= _FEW_PROGRAMS)
+        (block_m, block_n), block_k = next(enough, (128, 64)), 128
+    block_n, block_k = min(block_n, n), _GROUP if grouped else min(block_k, k)
+    while 2 * (block_m + block_n) * block_k > room.smem:
+        block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
+    stages = min(room.smem // ((block_m + block_n) * block_k), 5 if block_m <= 64 else 4)
+    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n >= 128 * 64 else 4, num_stages=stages)
+
+
+def _quantize_fp8(room: _Room, sizes: Sizes) -> Tile:
+    """A scale a token: rows, as _quantised_rows. A scale for each 128 of k: BLOCK_M of those groups."""
+    if sizes["group"] < sizes["k"] or sizes["group"] == _GROUP:
+        return Tile(BLOCK_M=16, BLOCK_N=_GROUP, num_warps=4)
+    return _quantised_rows(room, sizes)
+
+
+def _quantised_rows(room: _Room, sizes: Sizes) -> Tile:
+    """A row, or BLOCK_M narrow ones, in registers where it fits; a wider one is walked in tiles of BLOCK_N."""
+    width = _row_width(room, sizes["k"])
+    rows = max(room.pick(pre_hopper=1024, hopper_up=2048) // width, 1)
+    return Tile(BLOCK_M=rows, BLOCK_N=width, num_warps=_warps(rows * width, 16))
+
+
 def _w8a16_gemm(room: _Room, sizes: Sizes) -> Tile:
     """A byte an element: see _weight_only."""
     return _weight_only(room, sizes, _CODE_BITS["w8a16_gemm"])
@@ -529,6 +576,10 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "dense_gemm": (_dense_gemm, ("num_tokens", "n", "k"), ()),
     "w8a16_gemm": (_w8a16_gemm, ("num_tokens", "n", "k"), ("group",)),
     "w4a16_gemm": (_w4a16_gemm, ("num_tokens", "n", "k"), ("group",)),
+    "quantize_fp8": (_quantize_fp8, ("k", "group"), ("num_tokens",)),
+    "fp8_gemm": (_fp8_gemm, ("num_tokens", "n", "k"), ("group",)),
+    "quantize_int8": (_quantised_rows, ("k",), ("num_tokens",)),
+    "int8_gemm": (_int8_gemm, ("num_tokens", "n", "k"), ()),
 }
 _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("num_tokens", "d"),
@@ -543,5 +594,9 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "dense_gemm": ("num_tokens", "n", "k"),
     "w8a16_gemm": ("num_tokens", "n", "k", "group"),
     "w4a16_gemm": ("num_tokens", "n", "k", "group"),
+    "quantize_fp8": ("num_tokens", "k", "group"),
+    "fp8_gemm": ("num_tokens", "n", "k", "group"),
+    "quantize_int8": ("num_tokens", "k"),
+    "int8_gemm": ("num_tokens", "n", "k"),
 }
-_OPS_WITH_K = frozenset({"dense_gemm", "w8a16_gemm", "w4a16_gemm"})
+_OPS_WITH_K = frozenset({"dense_gemm", "w8a16_gemm", "w4a16_gemm", *_BYTE_PRODUCTS})

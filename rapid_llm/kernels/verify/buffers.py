@@ -9,7 +9,10 @@ from rapid_llm.kernels.ops.interfaces import Contract, Sizes, TensorArg
 from rapid_llm.kernels.verify.case import Check
 
 GUARD_INTEGER = 1 << 30
-"""What stands around an integer tensor, and in an integer output before the call."""
+"""What stands around an integer tensor of 32 bits or more, and in an output of such a dtype before the call."""
+
+_GUARD_BYTES = {torch.int8: 0x80, torch.uint8: 0xFF, torch.float8_e4m3fn: 0x7F}
+"""The same of bytes: -128, which no quantiser here writes, 255, and the NaN of e4m3, which torch does not know as one."""
 
 _GUARD_ELEMENTS = 64  # before and after a tensor; a multiple of 16 bytes in every dtype, so "offset" alone is misaligned
 
@@ -44,11 +47,10 @@ class Stage:
             written: whether the call writes it, so that its surroundings are checked; the contract's word if None.
         """
         arg = self._arg(name)
-        dtype = self._dtype if arg.dtype == "compute" else getattr(torch, arg.dtype)
+        dtype = self._dtype_of(arg)
         strides, offset = self._geometry(name, values.shape)
         span = 1 + sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True)) if values.numel() else 0
-        filler = math.nan if dtype.is_floating_point else GUARD_INTEGER
-        storage = torch.full((offset + span + _GUARD_ELEMENTS,), filler, dtype=dtype, device=self._device)
+        storage = _guards((offset + span + _GUARD_ELEMENTS,), dtype, self._device)
         view = storage.as_strided(values.shape, strides, offset)
         view.copy_(values)
         if arg.written if written is None else written:
@@ -56,9 +58,8 @@ class Stage:
         return view
 
     def unwritten(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """An output before the call: NaN, or GUARD_INTEGER in an integer tensor, inside as around."""
-        is_float = self._arg(name).dtype in ("compute", "float32")
-        return self.place(name, torch.full(tuple(shape), math.nan if is_float else GUARD_INTEGER))
+        """An output before the call: NaN, or the guard of an integer dtype, inside as around."""
+        return self.place(name, _guards(tuple(shape), self._dtype_of(self._arg(name)), self._device))
 
     def place_pools(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V pools [rows, heads, dim]: two tensors, or, when their turn is "row_strided", the head halves of one buffer."""
@@ -81,6 +82,9 @@ class Stage:
     def _arg(self, name: str) -> TensorArg:
         return next(arg for arg in self._contract.tensors if arg.name == name)
 
+    def _dtype_of(self, arg: TensorArg) -> torch.dtype:
+        return self._dtype if arg.dtype == "compute" else getattr(torch, arg.dtype)
+
     def _geometry(self, name: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
         """Strides and storage offset of the view whose turn it is."""
         view = view_of(self._contract, name, self._sizes, self._dtype)
@@ -97,6 +101,20 @@ class Stage:
         return tuple(strides), _GUARD_ELEMENTS + (view == "offset")
 
 
+def _guards(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of what stands around tensors of ``dtype``."""
+    if dtype in _GUARD_BYTES:
+        return torch.full(shape, _GUARD_BYTES[dtype], dtype=torch.uint8, device=device).view(dtype)
+    return torch.full(shape, math.nan if dtype.is_floating_point else GUARD_INTEGER, dtype=dtype, device=device)
+
+
+def _is_guard(values: torch.Tensor) -> torch.Tensor:
+    """Of each element whether it is still what ``_guards`` made."""
+    if values.dtype in _GUARD_BYTES:
+        return values.view(torch.uint8) == _GUARD_BYTES[values.dtype]
+    return values.isnan() if values.is_floating_point() else values == GUARD_INTEGER
+
+
 def _surroundings(name: str, storage: torch.Tensor, views: Sequence[torch.Tensor]) -> Check:
     """That every element of ``storage`` outside ``views`` still holds its filler."""
     around = torch.ones(storage.shape, dtype=torch.bool, device=storage.device)
@@ -104,8 +122,7 @@ def _surroundings(name: str, storage: torch.Tensor, views: Sequence[torch.Tensor
         around.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(False)
 
     def untouched() -> torch.Tensor:
-        left = storage[around]
-        return (left.isnan() if left.is_floating_point() else left == GUARD_INTEGER).long()
+        return _is_guard(storage)[around].long()
 
     return Check(f"around {name}", untouched, torch.ones(int(around.sum()), dtype=torch.int64), 0.0, 0.0)
 

@@ -6,17 +6,20 @@ from collections.abc import Callable
 
 import torch
 
+from rapid_llm.checkpoint.gguf import GgufCheckpoint
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.config import PAGE_SIZE, EngineConfig, ResolvedConfig, resolve
 from rapid_llm.engine.engine import Engine
-from rapid_llm.errors import CheckpointError
-from rapid_llm.kernels.device import current_device
+from rapid_llm.errors import CheckpointError, ConfigError
+from rapid_llm.kernels.device import DeviceInfo, current_device
 from rapid_llm.kernels.dispatcher.dispatch import choose, fallback_summary, verified_elsewhere_summary
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.registry import architecture
 from rapid_llm.modules.placement import Placement
-from rapid_llm.quantization.formats import Plain
+from rapid_llm.quantization.checkpoint import checkpoint_formats
+from rapid_llm.quantization.formats import Formats
+from rapid_llm.quantization.gguf import GROUP, OPS, GgufFormats
 from rapid_llm.quantization.online import OnlineFormats
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
 from rapid_llm.runtime.weight_loader import load_weights
@@ -38,7 +41,7 @@ def build_engine(
         CheckpointError: tensors that are not the architecture's.
         NoKernelError: an op that nothing serves here.
     """
-    place = choose_placement(config)
+    place = choose_placement(config, source)
     model = source.config
     with ledger.phase("model"):
         tied_head = is_head_tied(source)
@@ -61,12 +64,40 @@ def build_engine(
     return engine
 
 
-def choose_placement(config: EngineConfig) -> Placement:
-    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU."""
+def choose_placement(config: EngineConfig, source: CheckpointSource) -> Placement:
+    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU. Weights as choose_formats says."""
     info = current_device(config.device)
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
-    formats = Plain() if config.quantize is None else OnlineFormats(config.quantize)
+    formats = choose_formats(config, source, info, dtype)
     return Placement(info, torch.device(config.device or info.type), getattr(torch, dtype), formats)
+
+
+def choose_formats(config: EngineConfig, source: CheckpointSource, info: DeviceInfo, dtype: str) -> Formats:
+    """How the linear layers are kept: as asked for, else as the file has them.
+
+    Raises:
+        ConfigError: weights to be rounded that the file holds rounded; a setting that has no effect on such a file.
+        CheckpointError: a quantisation that is not served.
+    """
+    is_gguf, quantised = isinstance(source, GgufCheckpoint), source.config.quantization
+    if config.gguf is not None and not is_gguf:
+        wanted, change = "a .gguf file", "leave gguf out"
+        raise ConfigError("gguf has no effect on this checkpoint", got=str(source.path), wanted=wanted, change=change)
+    if config.quantize is not None and quantised is not None:
+        got, wanted = f"quantize={config.quantize!r}, quant_method {quantised.get('quant_method')!r}", "one of the two"
+        raise ConfigError(f"{source.path} is quantised already", got=got, wanted=wanted, change="leave quantize out")
+    if config.quantize is not None:
+        return OnlineFormats(config.quantize)
+    if is_gguf and config.gguf != "dequantise":
+        types = {name: tensor.dtype for name, tensor in source.tensors.items()}
+        return GgufFormats(types, OPS.values() if config.gguf == "keep" else _native_products(info, dtype))
+    return checkpoint_formats(quantised, source.tensors, source.path)
+
+
+def _native_products(info: DeviceInfo, dtype: str) -> list[str]:
+    """The products of kept GGUF blocks that a device has more for than plain torch."""
+    sizes = {"n": 4096, "k": 4096, "group": GROUP}
+    return [op for op in OPS.values() if not choose(op, device=info, dtype=dtype, **sizes).fallback]
 
 
 def is_head_tied(source: CheckpointSource) -> bool:

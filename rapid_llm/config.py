@@ -13,8 +13,10 @@ PAGE_SIZE = 16
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_LOGPROBS = 20
-QUANTIZE = ("int8", "int4")
+QUANTIZE = ("int8", "int4", "nvfp4")
 """What ``EngineConfig.quantize`` may name."""
+GGUF = ("keep", "dequantise")
+"""What ``EngineConfig.gguf`` may name."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,10 @@ class EngineConfig:
         max_batched_tokens: tokens of one step, prefill chunks and decodes together.
         max_kv_tokens: rows of the KV pool, rounded up to pages; None sizes it from ``memory_fraction``. It may be smaller
             than the context: only a request that cannot fit is refused.
-        quantize: keep the weights of linear layers as "int8" or "int4", rounded while they are loaded; None keeps the numbers.
+        quantize: keep linear layers as one of QUANTIZE, their weights rounded while they are loaded; None keeps the numbers.
+        gguf: "keep" holds the linear layers of a GGUF file in the bits they have, where a product reads them (Q4_0, Q4_1, Q8_0,
+            Q4_K), "dequantise" makes numbers of them; None keeps them on a GPU whose native kernels read them, and makes numbers
+            of them elsewhere, a CPU for one, which multiplies numbers faster.
         memory_fraction: share of the free device memory that the KV pool may take when ``max_kv_tokens`` is None.
         revision: branch, tag or full commit hash of a model that is named; None is "main".
         offline: never download, as HF_HUB_OFFLINE=1 says too.
@@ -46,6 +51,7 @@ class EngineConfig:
     max_kv_tokens: int | None = None
     memory_fraction: float | None = None
     quantize: str | None = None
+    gguf: str | None = None
     revision: str | None = None
     offline: bool = False
 
@@ -57,6 +63,11 @@ class EngineConfig:
         if self.quantize is not None and self.quantize not in QUANTIZE:
             wanted = " | ".join(QUANTIZE)
             raise ConfigError("quantize is not supported", got=repr(self.quantize), wanted=wanted, change="pass one of those")
+        if self.gguf is not None and self.gguf not in GGUF:
+            raise ConfigError("gguf is not supported", got=repr(self.gguf), wanted=" | ".join(GGUF), change="pass one of those")
+        if self.gguf == "keep" and self.quantize is not None:
+            got, change = f"quantize {self.quantize!r}", "leave one of the two out"
+            raise ConfigError("gguf='keep' and another format contradict each other", got=got, change=change)
         if self.device is not None and self.device.split(":")[0] not in ("cpu", "cuda"):
             raise ConfigError("device is not supported", got=repr(self.device), wanted="cpu | cuda", change="pass one of those")
         for name in ("max_model_len", "max_num_seqs", "max_batched_tokens", "max_kv_tokens"):

@@ -33,21 +33,30 @@ class Intake:
             several threads.
         shape: of the checkpoint's tensor.
         device: where ``store`` wants them.
+        as_stored: whether ``store`` wants the bytes of the rows as the file has them, uint8 [rows, bytes of a row], in place of
+            their values: blocks of a GGUF type.
     """
 
-    def __init__(self, store: Callable[[int, torch.Tensor], None], shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        store: Callable[[int, torch.Tensor], None],
+        shape: tuple[int, ...],
+        device: torch.device,
+        *,
+        as_stored: bool = False,
+    ) -> None:
         self._store, self._start = store, 0
-        self.shape, self.device = torch.Size(shape), device
+        self.shape, self.device, self.as_stored = torch.Size(shape), device, as_stored
 
     def __getitem__(self, rows: slice) -> "Intake":
         """Some of the rows."""
         first, last, _ = rows.indices(self.shape[0])
-        some = Intake(self._store, (last - first, *self.shape[1:]), self.device)
+        some = Intake(self._store, (last - first, *self.shape[1:]), self.device, as_stored=self.as_stored)
         some._start = self._start + first
         return some
 
     def copy_(self, values: torch.Tensor) -> "Intake":
-        """Hand ``values``, of this shape, over."""
+        """Hand ``values``, of this shape or as they are stored, over."""
         self._store(self._start, values.to(self.device))
         return self
 

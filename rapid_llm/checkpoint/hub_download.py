@@ -27,7 +27,7 @@ from rapid_llm.checkpoint.hub import (
     weight_files,
 )
 from rapid_llm.checkpoint.json_file import read_json_object
-from rapid_llm.checkpoint.safetensors import INDEX_FILE, SINGLE_FILE
+from rapid_llm.checkpoint.safetensors import INDEX_FILE, QUANTIZATION_FILE, SINGLE_FILE
 from rapid_llm.errors import CheckpointError
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.version import __version__
@@ -42,6 +42,7 @@ _EXTRAS = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    QUANTIZATION_FILE,
 )
 _LIST_SECONDS = 30  # to wait for the list of a repository's files
 _PROGRESS_SECONDS = 0.2

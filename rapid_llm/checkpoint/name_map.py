@@ -1,4 +1,4 @@
-"""One set of tensor names: Hugging Face's. GGUF names are translated; buffers that old folders stored by accident are dropped."""
+"""One set of tensor names: Hugging Face's. GGUF names are translated; what no layer here has a use for is dropped."""
 
 import re
 from pathlib import Path
@@ -26,8 +26,15 @@ _GGUF_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }
 _GGUF_LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
+
+_KV_SCALE = re.compile(r"\.self_attn(\.[qkv]_proj)?\.([qkv]_scale|kv_scale|output_scale|[kv]_zero_point)$")
 
 
 def from_gguf(name: str, file: Path) -> str:
@@ -45,6 +52,7 @@ def from_gguf(name: str, file: Path) -> str:
     raise CheckpointError(f"{file}: tensor {name!r} is unknown", wanted=wanted, change="use a checkpoint of a supported model")
 
 
-def is_stored_buffer(name: str) -> bool:
-    """Whether a tensor of a folder is a buffer that every loader computes by itself (old exports hold rotary frequencies)."""
-    return name.endswith(".rotary_emb.inv_freq")
+def is_unneeded(name: str) -> bool:
+    """Whether a tensor of a folder is not read: rotary frequencies, which every loader computes by itself (old exports hold
+    them), and scales of a KV cache in few bits, which is kept in the compute dtype here."""
+    return name.endswith(".rotary_emb.inv_freq") or _KV_SCALE.search(name) is not None

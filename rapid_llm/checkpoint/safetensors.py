@@ -11,16 +11,19 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_llm.checkpoint.expert_stacks import as_single_experts
 from rapid_llm.checkpoint.file_reader import FileReader, TensorFiles
 from rapid_llm.checkpoint.generation import GenerationDefaults
 from rapid_llm.checkpoint.json_file import MAX_JSON_BYTES, parse_json_object, read_json_object
-from rapid_llm.checkpoint.name_map import is_stored_buffer
+from rapid_llm.checkpoint.name_map import is_unneeded
 from rapid_llm.checkpoint.source import TensorInfo, TokenizerFolder, TokenizerSource
 from rapid_llm.errors import CheckpointError
 from rapid_llm.models.config import ModelConfig
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+QUANTIZATION_FILE = "hf_quant_config.json"
+"""Where NVIDIA's ModelOpt says how weights are quantised."""
 
 DTYPES = {
     "F32": ("float32", 4),
@@ -57,11 +60,11 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        self.config = ModelConfig.from_hf(read_json_object(folder / "config.json"), folder / "config.json")
+        self.config = ModelConfig.from_hf(_with_quantization(folder), folder / "config.json")
         self.generation = _generation_defaults(folder)
         self.tokenizer_source: TokenizerSource = TokenizerFolder(folder, self.config.bos_token_id)
         self._files = TensorFiles()
-        self.tensors = _tensor_table(folder, self._files)
+        self.tensors = as_single_experts(_tensor_table(folder, self._files), self.config.experts)
 
     def read(self, name: str) -> NDArray[Any]:
         """Values of a tensor; bfloat16 as the raw bits in uint16. See CheckpointSource."""
@@ -77,9 +80,21 @@ class SafetensorsCheckpoint:
         values = raw.view(_NUMPY_DTYPES[self.tensors[name].dtype]).reshape(shape)
         return values if values.flags.aligned else values.copy()
 
+    def rows(self, name: str, raw: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+        """Bytes by row. See CheckpointSource."""
+        return raw.reshape(count, -1)
+
     def close(self) -> None:
         """Give back file handles and window."""
         self._files.close()
+
+
+def _with_quantization(folder: Path) -> dict[str, Any]:
+    """config.json, with the quantisation that stands in a file of its own where config.json says nothing of it."""
+    config, file = read_json_object(folder / "config.json"), folder / QUANTIZATION_FILE
+    if config.get("quantization_config") is None and config.get("compression_config") is None and file.exists():
+        config["quantization_config"] = {"quant_method": "modelopt", **read_json_object(file)}
+    return config
 
 
 def _generation_defaults(folder: Path) -> GenerationDefaults:
@@ -103,7 +118,7 @@ def _tensor_table(folder: Path, files: TensorFiles) -> dict[str, TensorInfo]:
                 raise CheckpointError(f"{folder}: tensor {info.name!r} stands twice", got=got, change="remove one of the files")
             tensors[info.name] = info
     _check_weight_map(weight_map, tensors, folder / INDEX_FILE)
-    return {name: info for name, info in tensors.items() if not is_stored_buffer(name)}
+    return {name: info for name, info in tensors.items() if not is_unneeded(name)}
 
 
 def _single_file(folder: Path) -> str:

@@ -106,5 +106,8 @@ class CheckpointSource(Protocol):
     def decode(self, name: str, raw: "NDArray[np.uint8]", shape: tuple[int, ...]) -> "NDArray[Any]":
         """Values, as ``read`` gives them, of the bytes of a tensor or of some of its rows, which make up ``shape``."""
 
+    def rows(self, name: str, raw: "NDArray[np.uint8]", count: int) -> "NDArray[np.uint8]":
+        """The bytes of a tensor, or of some of its rows, as [count, bytes of a row], in the order that ``decode`` gives rows."""
+
     def close(self) -> None:
         """Give back the file handles and the read-ahead window. Arrays that were read stay valid."""

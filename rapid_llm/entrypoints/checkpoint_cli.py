@@ -2,7 +2,7 @@
 
 import argparse
 
-from rapid_llm.config import DTYPES, QUANTIZE, EngineConfig
+from rapid_llm.config import DTYPES, GGUF, QUANTIZE, EngineConfig
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -19,13 +19,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
     parser.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
+    parser.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(run=run_verify_checkpoint)
 
 
 def run_verify_checkpoint(options: argparse.Namespace) -> int:
     """Print a line a layer; 1 when something is wrong."""
-    names = ("model", "revision", "offline", "device", "dtype", "quantize")
+    names = ("model", "revision", "offline", "device", "dtype", "quantize", "gguf")
     config = EngineConfig(**{name: getattr(options, name) for name in names})
     from rapid_llm.entrypoints.llm import locate
     from rapid_llm.entrypoints.verify_checkpoint import check_checkpoint

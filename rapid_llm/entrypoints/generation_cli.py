@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rapid_llm.config import DTYPES, QUANTIZE, SamplingParams
+from rapid_llm.config import DTYPES, GGUF, QUANTIZE, SamplingParams
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
@@ -19,7 +19,7 @@ GENERATE_MAX_TOKENS = 256
 """A continuation has no natural end, so the command gives it one."""
 
 _CLEAR_LINE = "\r\033[K"
-_ENGINE_FLAGS = ("model", "revision", "offline", "device", "dtype", "quantize", "max_model_len", "max_kv_tokens")
+_ENGINE_FLAGS = ("model", "revision", "offline", "device", "dtype", "quantize", "gguf", "max_model_len", "max_kv_tokens")
 _SAMPLING_FLAGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop")
 
 
@@ -56,6 +56,7 @@ def _add_flags(parser: argparse.ArgumentParser, max_tokens_help: str) -> None:
     engine.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
     engine.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
     engine.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
+    engine.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
     engine.add_argument("--max-model-len", type=int, help="longest prompt plus answer, in tokens (default: the model's context)")
     engine.add_argument("--max-kv-tokens", type=int, help="rows of the KV pool (default: from the free memory)")
     sampling = parser.add_argument_group("sampling (chat: defaults come from the model's generation_config)")

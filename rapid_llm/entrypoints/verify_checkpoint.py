@@ -1,7 +1,8 @@
 """Compares layers of a loaded model, through the kernels that serve, with float64 products of what the file holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,18 @@ from rapid_llm.config import EngineConfig
 from rapid_llm.models.registry import architecture
 from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.placement import Placement
+from rapid_llm.quantization.formats import WeightFormat
+from rapid_llm.quantization.packed import Int4Weight, Packed
 from rapid_llm.runtime.weight_loader import load_weights
 
 _LAYERS = 4  # sampled: the first, the last and some between
 _TOKENS = 5
-# Of the norm of the right result: twice what rounding of inputs, weights and sums was seen to cost.
-_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 2e-3, "int8": 3e-2, "int4": 2.5e-1}
+# Of the norm of the right result, by dtype and by what a weight or its activations are rounded to here: twice what rounding of
+# inputs, weights and sums was seen to cost. A file's own codes cost nothing more: they are exact.
+_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 2e-3, "int8": 3e-2, "int4": 2.5e-1, "nvfp4": 2.5e-1}
+_SAME_DIRECTION = 0.99  # cosine
+_EMPTY = 0.1  # share of scales that may be 0
+_SHIFT = 0.5  # of a step, the mean of all codes less their zero points
 
 
 @dataclass(frozen=True)
@@ -53,13 +60,13 @@ def check_checkpoint(path: Path, config: EngineConfig) -> Iterator[LayerCheck]:
     Raises: ConfigError and CheckpointError as a start would.
     """
     source = open_checkpoint(path)
-    place = choose_placement(config)
+    place = choose_placement(config, source)
     network = architecture(source.config.architecture).load()(
         place, source.config, max_positions=1, tied_head=is_head_tied(source)
     )
     load_weights(source, network.weights())
     for layer in _sampled(network.layers):
-        for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
+        for linear in (layer.attention.qkv, layer.attention.out, *layer.mlp.linears):
             yield _check_linear(linear, source, place)
 
 
@@ -72,28 +79,49 @@ def _sampled(layers: list[Any]) -> list[Any]:
 @torch.inference_mode()
 def _check_linear(linear: Linear, source: CheckpointSource, place: Placement) -> LayerCheck:
     """``linear`` on random activations against the file's values in float64."""
-    weights = [_numbers(source, f"{name}.weight") for name, _ in linear.parts]
-    width = weights[0].shape[1]
-    x = torch.randn(_TOKENS, width, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
+    weights = [_weight(linear.format, source, name) for name, _ in linear.parts]
+    x = torch.randn(_TOKENS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
     result = linear(x).double().cpu()
     right = x.double().cpu() @ torch.cat(weights).t()
     if linear.bias is not None:
-        right += torch.cat([_numbers(source, f"{name}.bias") for name, _ in linear.parts])
+        right += torch.cat([_stored(source, f"{name}.bias").double() for name, _ in linear.parts])
+    problems, start = [], 0
+    for (name, size), weight in zip(linear.parts, weights, strict=True):
+        problems += _oddities(name, weight)
+        if isinstance(linear.weight, Packed):
+            problems += _oddities_of_codes(name, linear.weight.part(start, start + size))
+        start += size
+    kind = place.dtype_name if linear.format is None else linear.format.kind
+    return _compared(linear.parts[0][0], kind, place.dtype_name, result, right, problems)
+
+
+def _compared(name: str, kind: str, dtype: str, result: torch.Tensor, right: torch.Tensor, problems: Sequence[str]) -> LayerCheck:
+    """The verdict over a layer's result beside the right one."""
     error = float((result - right).norm() / right.norm().clamp_min(1e-30))
     cosine = float(torch.nn.functional.cosine_similarity(result.flatten(), right.flatten(), dim=0))
-    kind = place.dtype_name if linear.format is None else linear.format.kind
-    problems = [problem for (name, _), weight in zip(linear.parts, weights, strict=True) for problem in _oddities(name, weight)]
-    if not error <= _ALLOWED[kind]:
-        problems.append(f"error above {_ALLOWED[kind]:.0e}")
-    return LayerCheck(linear.parts[0][0], kind, error, cosine, tuple(problems))
+    allowed = max(_ALLOWED[dtype], _ALLOWED.get(kind, 0.0))
+    found = list(problems)
+    if not error <= allowed:
+        found.append(f"error above {allowed:.0e}")
+        if cosine < _SAME_DIRECTION:
+            found.append("another direction: rows, columns or signs are not the file's")
+        elif cosine <= 1:
+            found.append("the right direction and another size: scales are not the file's")
+    return LayerCheck(name, kind, error, cosine, tuple(found))
 
 
-def _numbers(source: CheckpointSource, name: str) -> torch.Tensor:
-    """A tensor of the file in float64."""
-    values = source.read(name)
-    if values.dtype == np.uint16:  # bfloat16, as raw bits
-        return torch.from_numpy(values.copy()).view(torch.bfloat16).double()
-    return torch.from_numpy(np.asarray(values, np.float64))
+def _weight(kept: WeightFormat | None, source: CheckpointSource, name: str) -> torch.Tensor:
+    """The values of a checkpoint layer in float64, from the file alone."""
+    read = partial(_stored, source)
+    return read(f"{name}.weight").double() if kept is None else kept.dequantised(read, name)
+
+
+def _stored(source: CheckpointSource, name: str) -> torch.Tensor:
+    """A tensor of the file in the dtype it has there; of blocks the values."""
+    values = torch.from_numpy(np.array(source.read(name)))
+    raw_bits = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
+    dtype = source.tensors[name].dtype
+    return values.view(raw_bits[dtype]) if dtype in raw_bits else values
 
 
 def _oddities(name: str, weight: torch.Tensor) -> list[str]:
@@ -106,3 +134,38 @@ def _oddities(name: str, weight: torch.Tensor) -> list[str]:
     if zero_rows > len(weight) // 2:
         found.append(f"{name} has {zero_rows:,} of {len(weight):,} rows of zeros")
     return found
+
+
+def _oddities_of_codes(name: str, part: Packed) -> list[str]:
+    """What no quantiser of a trained weight leaves, in the tensors of a layer as they were loaded."""
+    found = []
+    for tensor, values in part.tensors.items():
+        if not tensor.endswith("scales"):
+            continue
+        numbers = values.float()
+        broken, empty = int((~numbers.isfinite()).sum()), int((numbers == 0).sum())
+        if broken:
+            found.append(f"{name} has {broken:,} of {numbers.numel():,} {tensor} that are not numbers")
+        if empty > numbers.numel() * _EMPTY:
+            found.append(f"{name} has {empty:,} of {numbers.numel():,} {tensor} of 0")
+    if isinstance(part, Int4Weight):
+        found += _oddities_of_zero_points(name, part)
+    return found
+
+
+def _oddities_of_zero_points(name: str, part: Int4Weight) -> list[str]:
+    """Zero points at an end of the codes, or beside the place that values lie around.
+
+    Trained weights lie around 0: their mean is a few hundredths of a step off. Zero points that are stored less one and read
+    as they are, or the other way round, shift every value by a whole step.
+    """
+    zeros = part.tensors.get("zeros")
+    if zeros is not None and zeros.dtype == torch.uint8:
+        for end in (0, 15):
+            if bool((zeros == end).all()):
+                return [f"{name} has zero points that are all {end}"]
+    steps = part.numbers().view(part.n, -1, part.group) / part.tensors["scales"].float().view(part.n, -1, 1)
+    shift = float(steps[steps.isfinite()].mean())
+    if abs(shift) > _SHIFT:
+        return [f"{name} has values that lie around {shift:.1f} steps, not 0: its zero points may be off by one"]
+    return []

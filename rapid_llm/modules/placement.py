@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rapid_llm.kernels.device import DeviceInfo
-from rapid_llm.kernels.dispatcher.dispatch import choose_by_size, load_prepare, load_target
+from rapid_llm.kernels.dispatcher.dispatch import choose, choose_by_size, load_prepare, load_target
 from rapid_llm.kernels.dispatcher.ranking import Question
 from rapid_llm.quantization.formats import Formats, Plain
 
@@ -102,6 +102,10 @@ class Placement:
         pieces = choose_by_size(op, device=self.info, dtype=self.dtype_name, **sizes)
         bound = tuple((most, BoundKernel(load_target(row), load_prepare(row), self.recorder)) for most, row in pieces)
         return bound[0][1] if len(bound) == 1 else BoundBySize(bound)
+
+    def is_native(self, op: str, **sizes: int) -> bool:
+        """Whether a row other than plain torch serves ``op`` here."""
+        return not choose(op, device=self.info, dtype=self.dtype_name, **sizes).fallback
 
     def weight(self, *shape: int, transposed: bool = False) -> torch.Tensor:
         """A parameter of ``shape``, NaN until it is loaded.

@@ -1,4 +1,4 @@
-"""Weights quantised while they are loaded, from any checkpoint of plain numbers: int8 by row, int4 by groups of a row.
+"""Weights quantised while they are loaded, from any checkpoint of plain numbers: int8 by row, int4 and nvfp4 by groups of a row.
 
 Each row is rounded by itself, so rows may come in any pieces and order.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from rapid_llm.errors import ConfigError
+from rapid_llm.quantization import nvfp4
+from rapid_llm.quantization.formats import Read
 from rapid_llm.quantization.packed import Int4Weight, Int8Weight, Packed, Place
 from rapid_llm.weights import Intake, WeightSlot
 
@@ -26,6 +28,8 @@ class Rounded:
         """A weight before it is loaded. See WeightFormat."""
         if self.kind == "int8":
             return Int8Weight.empty(place, n, k, experts=experts)
+        if self.kind == "nvfp4":
+            return nvfp4.Nvfp4Weight.empty(place, n, k, experts=experts)
         return Int4Weight.empty(place, n, k, group=next(group for group in GROUPS if k % group == 0), experts=experts)
 
     def slots(self, name: str, part: Packed) -> Iterator[WeightSlot]:
@@ -36,6 +40,10 @@ class Rounded:
 
         yield WeightSlot(f"{name}.weight", Intake(store, (part.n, part.k), part.device))
 
+    def dequantised(self, read: Read, name: str) -> torch.Tensor:
+        """The numbers before they are rounded. See WeightFormat."""
+        return read(f"{name}.weight").double()
+
 
 @dataclass(frozen=True)
 class OnlineFormats:
@@ -45,7 +53,8 @@ class OnlineFormats:
 
     def of(self, names: Sequence[str], k: int) -> Rounded:
         """See Formats. Raises: ConfigError when rows do not divide into groups."""
-        if self.kind == "int4" and all(k % group for group in GROUPS):
-            wanted = f"a multiple of {' or '.join(map(str, GROUPS))}"
-            raise ConfigError(f"{names[0]} cannot be int4", got=f"rows of {k}", wanted=wanted, change="use quantize='int8'")
+        groups = {"int4": GROUPS, "nvfp4": (nvfp4.GROUP,)}.get(self.kind, (1,))
+        if all(k % group for group in groups):
+            got, wanted = f"rows of {k}", f"a multiple of {' or '.join(map(str, groups))}"
+            raise ConfigError(f"{names[0]} cannot be {self.kind}", got=got, wanted=wanted, change="use quantize='int8'")
         return Rounded(self.kind)

@@ -1,9 +1,15 @@
 """Weights in few bits as they lie on a device, and the ops that multiply by them: one class a way of keeping them."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
+
+from rapid_llm.errors import CheckpointError
+
+E4M3_MAX = 448.0
+"""The largest number in e4m3."""
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None]
 """Writes x @ weight.T (+ bias) into ``out``, given (x, out, bias)."""
@@ -19,6 +25,9 @@ class Place(Protocol):
     def kernel(self, op: str, **sizes: int) -> Callable[..., Any]:
         """What serves an op there."""
 
+    def is_native(self, op: str, **sizes: int) -> bool:
+        """Whether a row other than plain torch serves it."""
+
 
 class Packed:
     """A matrix [n, k] in few bits, or with ``experts`` a stack of them, [experts, n, k].
@@ -28,12 +37,25 @@ class Packed:
         n, k: rows and columns as numbers.
         tensors: by their names as the ops' arguments; each one's first dimension (second in a stack) is along n.
         group: elements along k that share a scale; k where a row has one.
+        order: of the whole, int32 [k]: which of the checkpoint's columns each of its own is; None is the same one.
+        is_ordered: whether there may be such an order, so that ``product`` binds what gathers the activations' columns.
+        lock: of the whole, for a loader's threads that write parts of one byte.
     """
 
     experts_op: ClassVar[str] = ""
 
     def __init__(self, n: int, k: int, group: int, tensors: dict[str, torch.Tensor]) -> None:
         self.n, self.k, self.group, self.tensors = n, k, group, tensors
+        self._whole: Self | None = None
+        self.order: torch.Tensor | None = None
+        self.is_ordered = False
+        self.lock = threading.Lock()
+        self._checks: list[Callable[[], None]] = []
+
+    @property
+    def whole(self) -> Self:
+        """What this is a view of; itself where it is none."""
+        return self if self._whole is None else self._whole
 
     @property
     def weight(self) -> torch.Tensor:
@@ -45,13 +67,76 @@ class Packed:
         """Where it lies."""
         return self.weight.device
 
+    @property
+    def experts_sizes(self) -> dict[str, int]:
+        """What ``experts_op`` is asked for beside the sizes of a layer: a group of 0 is a scale for a whole row."""
+        return {"group": 0 if self.group == self.k else self.group}
+
     def part(self, start: int, stop: int) -> Self:
         """Views of some rows: of what one checkpoint tensor fills."""
-        return type(self)(stop - start, self.k, self.group, {name: each[start:stop] for name, each in self.tensors.items()})
+        return self._view(stop - start, {name: each[start:stop] for name, each in self.tensors.items()})
 
     def expert(self, number: int) -> Self:
         """Views of one matrix of a stack."""
-        return type(self)(self.n, self.k, self.group, {name: each[number] for name, each in self.tensors.items()})
+        return self._view(self.n, {name: each[number] for name, each in self.tensors.items()})
+
+    def _view(self, n: int, tensors: dict[str, torch.Tensor]) -> Self:
+        view = type(self)(n, self.k, self.group, tensors)
+        view._whole = self.whole
+        return view
+
+    def put_scales(self, start: int, values: torch.Tensor, *, width: int = 0) -> None:
+        """Take scales of rows from ``start`` on: [rows, groups], or one for each ``width`` of k, which narrower groups share."""
+        kept = self.tensors["scales"].view(self.n, -1)
+        if width and width != self.group:
+            columns = torch.arange(kept.shape[1], device=self.device) * self.group // width
+            values = values.index_select(1, columns)
+        kept[start : start + len(values)] = values
+
+    def after_loading(self, check: Callable[[], None]) -> None:
+        """Have ``finish`` run ``check``: what can be said of a part once all of it is there."""
+        self.whole._checks.append(check)
+
+    def finish(self) -> None:
+        """Run every part's checks, then settle the whole; the ``finish`` of its slots. Raises: CheckpointError."""
+        whole = self.whole
+        checks, whole._checks = whole._checks, []
+        for check in checks:
+            check()
+        if whole.order is not None and torch.equal(whole.order, _own_order(whole)):
+            whole.order = None
+        whole.settle()
+
+    def settle(self) -> None:
+        """Keep simpler tensors where the loaded values allow it."""
+
+    def arrange(self, name: str, order: torch.Tensor | None) -> None:
+        """Say in which order a part's columns are, once it is loaded; the parts of one weight share x, so they share the order.
+
+        Raises: CheckpointError, naming the checkpoint layer ``name``, when another part has another one.
+        """
+        whole = self.whole
+        mine = _own_order(self) if order is None else order.to(torch.int32)
+        if whole.order is not None and not torch.equal(whole.order, mine):
+            raise CheckpointError(
+                f"{name} has its columns in another order than the layer that it is stacked with",
+                got="two activation orders (g_idx)",
+                wanted="one, as the layers read the same activations",
+                change="use a checkpoint that was quantised without desc_act, or with static_groups",
+            )
+        whole.order = mine
+
+    def _arranger(self, place: "Place") -> Callable[[torch.Tensor], torch.Tensor]:
+        """What brings activations into the order of the columns."""
+        if not self.is_ordered:
+            return lambda x: x
+        gather = place.kernel("gather_columns", k=self.k)
+        return lambda x: x if self.order is None else gather(x, self.order, out=torch.empty_like(x))
+
+    def _restored(self, values: torch.Tensor) -> torch.Tensor:
+        """Values [n, k] with their columns in the checkpoint's order."""
+        order = self.whole.order
+        return values if order is None else torch.empty_like(values).index_copy_(1, order.long(), values)
 
     def product(self, place: Place) -> Product:
         """Bind what multiplies by this matrix there."""
@@ -64,6 +149,10 @@ class Packed:
     def round(self, start: int, values: torch.Tensor) -> None:
         """Keep float32 ``values``, rows from ``start`` on, as near as this way of keeping them allows."""
         raise NotImplementedError
+
+
+def _own_order(weight: Packed) -> torch.Tensor:
+    return torch.arange(weight.k, dtype=torch.int32, device=weight.device)
 
 
 class Int8Weight(Packed):
@@ -87,16 +176,14 @@ class Int8Weight(Packed):
 
     def product(self, place: Place) -> Product:
         """By w8a16_gemm."""
-        gemm, weight, scales = (
-            place.kernel("w8a16_gemm", n=self.n, k=self.k, group=self.group),
-            self.weight,
-            self.tensors["scales"],
-        )
-        return lambda x, out, bias: gemm(x, weight, scales, out=out, bias=bias)
+        gemm, arranged = place.kernel("w8a16_gemm", n=self.n, k=self.k, group=self.group), self._arranger(place)
+        weight, scales = self.weight, self.tensors["scales"]
+        return lambda x, out, bias: gemm(arranged(x), weight, scales, out=out, bias=bias)
 
     def numbers(self) -> torch.Tensor:
         """The values."""
-        return (self.weight.float().view(self.n, -1, self.group) * self.tensors["scales"].view(self.n, -1, 1)).view(self.n, -1)
+        groups = self.weight.float().view(self.n, -1, self.group) * self.tensors["scales"].view(self.n, -1, 1)
+        return self._restored(groups.view(self.n, self.k))
 
     def round(self, start: int, values: torch.Tensor) -> None:
         """Round rows, a scale for each group."""
@@ -106,6 +193,27 @@ class Int8Weight(Packed):
         stop = start + len(values)
         self.weight[start:stop] = codes.view(values.shape).to(torch.int8)
         self.tensors["scales"].view(self.n, -1)[start:stop] = scales
+
+
+class Fp8Bytes(Int8Weight):
+    """e4m3 [n, k], scaled as int8 is: what multiplies activations that keep their dtype.
+
+    Rounding: to e4m3 of the largest magnitude over 448.
+    """
+
+    @classmethod
+    def empty(cls, place: Place, n: int, k: int, *, group: int = 0, experts: int | None = None) -> "Fp8Bytes":
+        """As of Int8Weight."""
+        tensors = Int8Weight.empty(place, n, k, group=group, experts=experts).tensors
+        return cls(n, k, group or k, tensors | {"weight": tensors["weight"].view(torch.float8_e4m3fn)})
+
+    def round(self, start: int, values: torch.Tensor) -> None:
+        """Round rows, a scale for each group."""
+        groups = values.view(len(values), -1, self.group)
+        scales = groups.abs().amax(2) / E4M3_MAX
+        self.put_scales(start, scales)
+        codes = groups / torch.where(scales > 0, scales, 1.0)[..., None]
+        self.weight[start : start + len(values)] = codes.clamp_(-E4M3_MAX, E4M3_MAX).view(values.shape).to(torch.float8_e4m3fn)
 
 
 class Int4Weight(Packed):
@@ -132,19 +240,21 @@ class Int4Weight(Packed):
 
     def product(self, place: Place) -> Product:
         """By w4a16_gemm."""
-        gemm, weight, scales = (
-            place.kernel("w4a16_gemm", n=self.n, k=self.k, group=self.group),
-            self.weight,
-            self.tensors["scales"],
-        )
+        gemm, arranged = place.kernel("w4a16_gemm", n=self.n, k=self.k, group=self.group), self._arranger(place)
+        weight, scales, tensors = self.weight, self.tensors["scales"], self.tensors
+        return lambda x, out, bias: gemm(arranged(x), weight, scales, out=out, zeros=tensors.get("zeros"), bias=bias)
+
+    def settle(self) -> None:
+        """Zero codes that are all 8 need not be read."""
         zeros = self.tensors.get("zeros")
-        return lambda x, out, bias: gemm(x, weight, scales, out=out, zeros=zeros, bias=bias)
+        if zeros is not None and bool((zeros == 8).all()):
+            del self.tensors["zeros"]
 
     def numbers(self) -> torch.Tensor:
         """The values."""
         codes = torch.stack((self.weight & 15, self.weight >> 4), 2).view(self.n, -1, self.group).float()
         zeros = self.tensors["zeros"].float()[..., None] if "zeros" in self.tensors else 8.0
-        return ((codes - zeros) * self.tensors["scales"].float()[..., None]).view(self.n, self.k)
+        return self._restored(((codes - zeros) * self.tensors["scales"].float()[..., None]).view(self.n, self.k))
 
     def round(self, start: int, values: torch.Tensor) -> None:
         """Round rows, group by group."""

@@ -5,6 +5,7 @@ buffer, pinned where the parameters lie on a GPU, and sends it on from there; wh
 however large a tensor or a file is.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-import numpy as np
 import torch
 
 from rapid_llm.checkpoint.source import STORED_CODES, CheckpointSource, TensorInfo
-from rapid_llm.weights import Target
+from rapid_llm.weights import Intake, Target
 
 PIECE_BYTES = 32 << 20
 """Bytes of a piece, as stored and as values, unless one row is larger: a read long enough for any storage to stream."""
@@ -56,6 +56,7 @@ def plan_pieces(infos: Iterable[TensorInfo], piece_bytes: int = PIECE_BYTES) -> 
     """Cut tensors, given in file order, into pieces. Every byte of theirs lies in exactly one."""
     pieces: list[Piece] = []
     run: list[Part] = []
+    held = 0  # bytes of the run's values
 
     def close() -> None:
         if run:
@@ -64,13 +65,15 @@ def plan_pieces(infos: Iterable[TensorInfo], piece_bytes: int = PIECE_BYTES) -> 
             run.clear()
 
     for part in (part for info in infos for part in _parts_of(info, piece_bytes)):
+        values = _value_bytes(part)
         if run:
             gap = part.offset - (run[-1].offset + run[-1].nbytes)
             is_neighbour = part.info.file == run[0].info.file and 0 <= gap <= _LARGEST_GAP
-            values = sum(_value_bytes(each) for each in (*run, part))
-            if not is_neighbour or max(part.offset + part.nbytes - run[0].offset, values) > piece_bytes:
+            if not is_neighbour or max(part.offset + part.nbytes - run[0].offset, held + values) > piece_bytes:
                 close()
+                held = 0
         run.append(part)
+        held += values
     close()
     return pieces
 
@@ -93,7 +96,7 @@ def _value_bytes(part: Part) -> int:
     """Bytes that the values take on the host: as stored, or dequantised to float32."""
     if part.info.dtype in _TORCH_DTYPES:
         return part.nbytes
-    return 4 * int(np.prod(part.shape))
+    return 4 * math.prod(part.shape)
 
 
 def place_pieces(
@@ -144,14 +147,17 @@ def _place(
     source.fill(piece.file, piece.offset, buffer.numpy())
     if device.type != "cuda":
         for part, raw in _cut(piece, buffer):
-            _target(targets, part).copy_(_values(source, part, raw))
+            target = _target(targets, part)
+            target.copy_(_rows(source, part, raw) if _wants_bytes(target) else _values(source, part, raw))
         return
     with torch.cuda.device(device):
-        is_sent = any(part.info.is_plain for part in piece.parts)  # what is dequantised goes as its values, further down
-        sent = buffer.to(device, non_blocking=True) if is_sent else buffer  # the whole piece in one transfer
-        for (part, raw), (_, host) in zip(_cut(piece, sent), _cut(piece, buffer), strict=True):
-            values = _as_stored(part, raw) if part.info.is_plain else _values(source, part, host).to(device)
-            _target(targets, part).copy_(values)
+        ends = [_target(targets, part) for part in piece.parts]
+        goes = [_goes_as_it_is(part, target) for part, target in zip(piece.parts, ends, strict=True)]
+        sent = buffer.to(device, non_blocking=True) if any(goes) else buffer  # the whole piece in one transfer
+        for i, ((part, raw), (_, host)) in enumerate(zip(_cut(piece, sent), _cut(piece, buffer), strict=True)):
+            bits = raw if goes[i] else host
+            values = _rows(source, part, bits) if _wants_bytes(ends[i]) else _values(source, part, bits)
+            ends[i].copy_(values.to(device))
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         event.synchronize()  # the buffer is somebody else's from here on
@@ -168,6 +174,22 @@ def _target(targets: Mapping[str, Target], part: Part) -> Target:
     return target[part.start : part.stop] if part.info.shape else target
 
 
+def _wants_bytes(target: Target) -> bool:
+    """Whether a target takes rows as bytes in place of values."""
+    return isinstance(target, Intake) and target.as_stored
+
+
+def _goes_as_it_is(part: Part, target: Target) -> bool:
+    """Whether the bytes of a part are what its target takes; others are worked on by the host first."""
+    return part.info.is_plain or (_wants_bytes(target) and not part.info.is_reordered)
+
+
+def _rows(source: CheckpointSource, part: Part, raw: torch.Tensor) -> torch.Tensor:
+    """The bytes of a part by row, put in order where the file needs it."""
+    count = part.shape[0]
+    return torch.from_numpy(source.rows(part.info.name, raw.numpy(), count)) if part.info.is_reordered else raw.view(count, -1)
+
+
 def _as_stored(part: Part, raw: torch.Tensor) -> torch.Tensor:
     """Bytes as the plain numbers they are."""
     dtype = _TORCH_DTYPES[part.info.dtype]
@@ -176,7 +198,7 @@ def _as_stored(part: Part, raw: torch.Tensor) -> torch.Tensor:
 
 
 def _values(source: CheckpointSource, part: Part, raw: torch.Tensor) -> torch.Tensor:
-    """The values of a part on the host, dequantised and put in order where the file needs it."""
+    """The values of a part, dequantised and put in order by the host where the file needs it."""
     if part.info.is_plain:
         return _as_stored(part, raw)
     values = torch.from_numpy(source.decode(part.info.name, raw.numpy(), part.shape))

@@ -26,6 +26,7 @@ SIZES = {
     "swiglu": {"num_tokens": 7, "d": 14336},
     "rms_norm": {"num_tokens": 7, "d": 4096},
     "add_rms_norm": {"num_tokens": 7, "d": 4096},
+    "gather_columns": {"num_tokens": 7, "k": 4096},
     "vocab_embedding": {"num_tokens": 7, "hidden_size": 4096, "vocab_size": 128256},
     "rope": {"num_tokens": 7, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "rotary_dim": 128},
     "sample": {"num_seqs": 64, "vocab_size": 151_936},

@@ -8,20 +8,22 @@ from hypothesis import strategies as st
 
 from rapid_llm.checkpoint.safetensors import SafetensorsCheckpoint
 from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.device import current_device
+from rapid_llm.kernels.dispatcher.dispatch import choose, load_target
 from rapid_llm.quantization.online import GROUPS, OnlineFormats
 from rapid_llm.runtime.staging import place_pieces, plan_pieces
 from tests.checkpoint.writers import write_folder
 
-KINDS = ["int8", "int4"]
+KINDS = ["int8", "int4", "nvfp4"]
 
 
 class Cpu:
-    """A place whose kernels are never called here."""
+    """A place whose kernels are those of a CPU."""
 
     device = torch.device("cpu")
 
     def kernel(self, op, **sizes):
-        return None
+        return load_target(choose(op, device=current_device("cpu"), dtype="float32", **sizes))
 
 
 def empty(kind, n, k):
@@ -36,7 +38,13 @@ def target(kind, weight, start=0, stop=None):
 
 
 def half_steps(weight):
-    """Half the distance of two neighbouring values, by element; int4's zero code is rounded too, which may cost as much again."""
+    """Half the distance of two neighbouring values, by element; int4's zero code is rounded too, which may cost as much again.
+
+    Codes of nvfp4 lie up to 2 scales apart, and 6, its largest, ends up to a 16th short of what is largest: scales are rounded.
+    """
+    if "global_scales" in weight.tensors:
+        steps = weight.tensors["scales"].double() * weight.tensors["global_scales"].double()[:, None]
+        return steps.repeat_interleave(weight.group, 1)
     scales = weight.tensors["scales"].double().view(weight.n, -1).repeat_interleave(weight.group, 1)
     return scales if "zeros" in weight.tensors else scales / 2
 
@@ -86,9 +94,29 @@ def test_int4_takes_the_largest_group_that_divides(width, group):
     assert group in GROUPS
 
 
+def test_a_row_of_nvfp4_reaches_its_largest_value_whatever_its_neighbours_are():
+    weight = torch.randn(5, 64) * torch.tensor([1e-30, 1e-3, 1.0, 1e4, 1e30])[:, None]
+    packed = quantised("nvfp4", weight)
+    largest = weight.abs().argmax(1, keepdim=True)
+    torch.testing.assert_close(packed.numbers().gather(1, largest), weight.gather(1, largest), rtol=1e-6, atol=0)
+    assert (packed.tensors["scales"].float().amax(1) == 448).all()
+    assert torch.equal(quantised("nvfp4", weight * 4).tensors["weight"], packed.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_value_that_is_no_number_stays_none_and_in_its_row(kind, broken):
+    weight = torch.randn(3, 64)
+    weight[1, 40] = broken
+    numbers = quantised(kind, weight).numbers()
+    assert not numbers[1, 32:].isfinite().all()
+    assert numbers[::2].isfinite().all()
+
+
 def test_rows_that_do_not_divide_are_refused_by_layer():
-    with pytest.raises(ConfigError, match=r"model\.layers\.0\.mlp\.down_proj cannot be int4: got rows of 100"):
-        OnlineFormats("int4").of(["model.layers.0.mlp.down_proj"], 100)
+    for kind in ("int4", "nvfp4"):
+        with pytest.raises(ConfigError, match=rf"model\.layers\.0\.mlp\.down_proj cannot be {kind}: got rows of 100"):
+            OnlineFormats(kind).of(["model.layers.0.mlp.down_proj"], 100)
     assert OnlineFormats("int8").of(["any"], 100)
 
 

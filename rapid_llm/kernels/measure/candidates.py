@@ -161,6 +161,7 @@ def _quantised(sizes: Sizes) -> Iterator[Tile]:
 _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "swiglu": _columns("d"),
     "vocab_embedding": _columns("hidden_size"),
+    "gather_columns": _columns("k"),
     "rms_norm": _head_rows,
     "add_rms_norm": _rows,
     "rope": _rope,

@@ -338,6 +338,12 @@ def _vocab_embedding(room: _Room, sizes: Sizes) -> Tile:
     return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
 
 
+def _gather_columns(room: _Room, sizes: Sizes) -> Tile:
+    """As vocab_embedding, with loads that are not side by side."""
+    width = min(max(sizes["k"], 128), room.pick(pre_hopper=1024, hopper_up=2048))
+    return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
+
+
 def _sample(room: _Room, sizes: Sizes) -> Tile:
     """A split of a row in registers, as int64 keys where it is ordered: narrow ones while few rows would leave the card idle."""
     width = min(max(sizes["vocab_size"], 128), 4096 if sizes["num_seqs"] <= 16 else 8192)
@@ -559,6 +565,7 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "swiglu": (_swiglu, ("d",), ("num_tokens",)),
     "rms_norm": (_rms_norm, ("d",), ("num_tokens", "num_heads")),
     "add_rms_norm": (_add_rms_norm, ("d",), ("num_tokens",)),
+    "gather_columns": (_gather_columns, ("k",), ("num_tokens",)),
     "vocab_embedding": (_vocab_embedding, ("hidden_size",), ("num_tokens", "vocab_size")),
     "rope": (_rope, ("num_heads", "num_kv_heads", "rotary_dim"), ("num_tokens", "head_dim")),
     "flashattention2_nopad": (
@@ -585,6 +592,7 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("num_tokens", "d"),
     "rms_norm": ("num_tokens", "num_heads", "d"),
     "add_rms_norm": ("num_tokens", "d"),
+    "gather_columns": ("num_tokens", "k"),
     "vocab_embedding": ("num_tokens", "vocab_size", "hidden_size"),
     "rope": ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     "flashattention2_nopad": ("num_heads", "num_kv_heads", "head_dim", "page_size", "q_len"),

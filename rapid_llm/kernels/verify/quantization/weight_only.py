@@ -18,35 +18,35 @@ def _w8a16_gemm(sizes: Sizes, dtype: torch.dtype, device: torch.device, generato
     n, k = sizes["n"], sizes["k"]
     stage = Stage(W8A16_GEMM, sizes, dtype, device)
     is_e4m3 = n % 2 == 1
-    codes = _codes((n, k), 256, hard, generator)
+    codes = codes_below((n, k), 256, hard, generator)
     if is_e4m3 and hard != "every_code":
         codes = torch.where(codes & 127 == 127, 0, codes)  # NaN would hide what the row does with other weights
-    weight = _place_bytes(W8A16_GEMM, "weight", sizes, dtype, codes.to(torch.uint8).to(device))
+    weight = place_bytes(W8A16_GEMM, "weight", sizes, dtype, codes.to(torch.uint8).to(device))
     weight = weight.view(torch.float8_e4m3fn if is_e4m3 else torch.int8)
     scales = stage.place("scales", _scales(sizes, hard, generator) / 64)
     if scales.shape[1] == 1 and sizes["num_tokens"] % 2:
         scales = scales[:, 0]
-    return _case(stage, sizes, generator, hard, reference.w8a16_gemm, {"weight": weight, "scales": scales})
+    return product_case(stage, sizes, generator, hard, reference.w8a16_gemm, {"weight": weight, "scales": scales})
 
 
 def _w4a16_gemm(sizes: Sizes, dtype: torch.dtype, device: torch.device, generator: torch.Generator, hard: str | None) -> Case:
     n, k = sizes["n"], sizes["k"]
     stage = Stage(W4A16_GEMM, sizes, dtype, device)
-    codes = _codes((n, k // 2), 256, hard, generator)
-    weight = _place_bytes(W4A16_GEMM, "weight", sizes, dtype, codes.to(torch.uint8).to(device))
+    codes = codes_below((n, k // 2), 256, hard, generator)
+    weight = place_bytes(W4A16_GEMM, "weight", sizes, dtype, codes.to(torch.uint8).to(device))
     values = _scales(sizes, hard, generator) / 4
     scales = values.to(device) if n % 3 == 0 else stage.place("scales", values)  # fp32 beside any dtype, or x's own
     zeros = None
     if n % 2 == 0 or hard == "every_code":
-        points = _codes(tuple(values.shape), 16, hard, generator)
+        points = codes_below(tuple(values.shape), 16, hard, generator)
         if n % 2 == 0 and sizes["num_tokens"] % 2:  # numbers between codes and beyond them
             zeros = _place_floats(points + uniform(points.shape, -4, 4, generator), sizes, dtype, device)
         else:
-            zeros = _place_bytes(W4A16_GEMM, "zeros", sizes, dtype, points.to(torch.uint8).to(device))
-    return _case(stage, sizes, generator, hard, reference.w4a16_gemm, {"weight": weight, "scales": scales, "zeros": zeros})
+            zeros = place_bytes(W4A16_GEMM, "zeros", sizes, dtype, points.to(torch.uint8).to(device))
+    return product_case(stage, sizes, generator, hard, reference.w4a16_gemm, {"weight": weight, "scales": scales, "zeros": zeros})
 
 
-def _case(
+def product_case(
     stage: Stage,
     sizes: Sizes,
     generator: torch.Generator,
@@ -68,7 +68,7 @@ def _case(
     return Case(hard or "random", {"x": x, **quantised, "out": out, "bias": bias}, [check, *stage.guards()])
 
 
-def _codes(shape: tuple[int, ...], count: int, hard: str | None, generator: torch.Generator) -> torch.Tensor:
+def codes_below(shape: tuple[int, ...], count: int, hard: str | None, generator: torch.Generator) -> torch.Tensor:
     """Codes below ``count``: random ones, or every one in turn."""
     if hard == "every_code":
         return torch.arange(math.prod(shape)).remainder(count).view(shape)
@@ -84,7 +84,7 @@ def _scales(sizes: Sizes, hard: str | None, generator: torch.Generator) -> torch
     return scales
 
 
-def _place_bytes(contract: Contract, name: str, sizes: Sizes, dtype: torch.dtype, values: torch.Tensor) -> torch.Tensor:
+def place_bytes(contract: Contract, name: str, sizes: Sizes, dtype: torch.dtype, values: torch.Tensor) -> torch.Tensor:
     """A view that holds the bytes ``values`` [rows, columns], between others, in the view whose turn it is."""
     rows, columns = values.shape
     view = view_of(contract, name, sizes, dtype)

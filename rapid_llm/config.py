@@ -13,7 +13,7 @@ PAGE_SIZE = 16
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_LOGPROBS = 20
-QUANTIZE = ("int8", "int4", "nvfp4")
+QUANTIZE = ("fp8", "int8", "int4", "nvfp4")
 """What ``EngineConfig.quantize`` may name."""
 GGUF = ("keep", "dequantise")
 """What ``EngineConfig.gguf`` may name."""

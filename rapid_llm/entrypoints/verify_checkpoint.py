@@ -17,15 +17,19 @@ from rapid_llm.models.registry import architecture
 from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.placement import Placement
 from rapid_llm.quantization.formats import WeightFormat
+from rapid_llm.quantization.online import Rounded
 from rapid_llm.quantization.packed import Int4Weight, Packed
+from rapid_llm.quantization.w8a8 import W8A8
 from rapid_llm.runtime.weight_loader import load_weights
 
 _LAYERS = 4  # sampled: the first, the last and some between
 _TOKENS = 5
-# Of the norm of the right result, by dtype and by what a weight or its activations are rounded to here: twice what rounding of
-# inputs, weights and sums was seen to cost. A file's own codes cost nothing more: they are exact.
-_ALLOWED = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 2e-3, "int8": 3e-2, "int4": 2.5e-1, "nvfp4": 2.5e-1}
-_SAME_DIRECTION = 0.99  # cosine
+# Of the norm of the right result: twice what rounding was seen to cost, of inputs, outputs and sums to a dtype, of weights while
+# they are loaded, and of activations to the bytes that they are multiplied in. The codes of a file cost nothing: they are exact.
+_OF_DTYPE = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 2e-3}
+_OF_WEIGHTS = {"fp8": 6e-2, "int8": 3e-2, "int4": 2.5e-1, "nvfp4": 2e-1}
+_OF_ACTIVATIONS = {torch.float8_e4m3fn: 6e-2, torch.int8: 3e-2}
+_SAME_DIRECTION = 0.9  # cosine
 _EMPTY = 0.1  # share of scales that may be 0
 _SHIFT = 0.5  # of a step, the mean of all codes less their zero points
 
@@ -91,21 +95,31 @@ def _check_linear(linear: Linear, source: CheckpointSource, place: Placement) ->
         if isinstance(linear.weight, Packed):
             problems += _oddities_of_codes(name, linear.weight.part(start, start + size))
         start += size
-    kind = place.dtype_name if linear.format is None else linear.format.kind
-    return _compared(linear.parts[0][0], kind, place.dtype_name, result, right, problems)
+    return _compared(linear.parts[0][0], _kind(linear, place), _allowed(linear, place), result, right, problems)
 
 
-def _compared(name: str, kind: str, dtype: str, result: torch.Tensor, right: torch.Tensor, problems: Sequence[str]) -> LayerCheck:
+def _kind(layer: Linear, place: Placement) -> str:
+    return place.dtype_name if layer.format is None else layer.format.kind
+
+
+def _allowed(layer: Linear, place: Placement) -> float:
+    """The error that rounding may make of a layer's result."""
+    rounded = _OF_WEIGHTS[layer.format.kind] if isinstance(layer.format, Rounded) else 0.0
+    return _OF_DTYPE[place.dtype_name] + rounded + (_OF_ACTIVATIONS[layer.weight.code] if isinstance(layer.weight, W8A8) else 0.0)
+
+
+def _compared(
+    name: str, kind: str, allowed: float, result: torch.Tensor, right: torch.Tensor, problems: Sequence[str]
+) -> LayerCheck:
     """The verdict over a layer's result beside the right one."""
     error = float((result - right).norm() / right.norm().clamp_min(1e-30))
     cosine = float(torch.nn.functional.cosine_similarity(result.flatten(), right.flatten(), dim=0))
-    allowed = max(_ALLOWED[dtype], _ALLOWED.get(kind, 0.0))
     found = list(problems)
     if not error <= allowed:
         found.append(f"error above {allowed:.0e}")
         if cosine < _SAME_DIRECTION:
             found.append("another direction: rows, columns or signs are not the file's")
-        elif cosine <= 1:
+        elif cosine > 1 - allowed**2 / 2:  # what a result of the allowed error has at least
             found.append("the right direction and another size: scales are not the file's")
     return LayerCheck(name, kind, error, cosine, tuple(found))
 

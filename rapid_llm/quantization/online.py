@@ -1,4 +1,4 @@
-"""Weights quantised while they are loaded, from any checkpoint of plain numbers: int8 by row, int4 and nvfp4 by groups of a row.
+"""Weights quantised while they are loaded, from any checkpoint of plain numbers: fp8 and int8 by row, int4 and nvfp4 by groups.
 
 Each row is rounded by itself, so rows may come in any pieces and order.
 """
@@ -11,6 +11,7 @@ import torch
 from rapid_llm.errors import ConfigError
 from rapid_llm.quantization import nvfp4
 from rapid_llm.quantization.formats import Read
+from rapid_llm.quantization.fp8 import Fp8
 from rapid_llm.quantization.packed import Int4Weight, Int8Weight, Packed, Place
 from rapid_llm.weights import Intake, WeightSlot
 
@@ -26,6 +27,8 @@ class Rounded:
 
     def empty(self, place: Place, n: int, k: int, *, experts: int | None = None) -> Packed:
         """A weight before it is loaded. See WeightFormat."""
+        if self.kind == "fp8":
+            return Fp8("channel", "dynamic").empty(place, n, k, experts=experts)
         if self.kind == "int8":
             return Int8Weight.empty(place, n, k, experts=experts)
         if self.kind == "nvfp4":

@@ -11,16 +11,24 @@ from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.device import current_device
 from rapid_llm.kernels.dispatcher.dispatch import choose, load_target
 from rapid_llm.quantization.online import GROUPS, OnlineFormats
+from rapid_llm.quantization.packed import Fp8Bytes
+from rapid_llm.quantization.w8a8 import Fp8Weight
 from rapid_llm.runtime.staging import place_pieces, plan_pieces
 from tests.checkpoint.writers import write_folder
 
-KINDS = ["int8", "int4", "nvfp4"]
+KINDS = ["fp8", "int8", "int4", "nvfp4"]
 
 
 class Cpu:
-    """A place whose kernels are those of a CPU."""
+    """A place whose kernels are those of a CPU; ``native`` says that they are more than plain torch."""
 
     device = torch.device("cpu")
+
+    def __init__(self, native=False):
+        self.native = native
+
+    def is_native(self, op, **sizes):
+        return self.native
 
     def kernel(self, op, **sizes):
         return load_target(choose(op, device=current_device("cpu"), dtype="float32", **sizes))
@@ -46,6 +54,8 @@ def half_steps(weight):
         steps = weight.tensors["scales"].double() * weight.tensors["global_scales"].double()[:, None]
         return steps.repeat_interleave(weight.group, 1)
     scales = weight.tensors["scales"].double().view(weight.n, -1).repeat_interleave(weight.group, 1)
+    if weight.weight.dtype == torch.float8_e4m3fn:
+        return scales * (weight.weight.double().abs() / 16).clamp_min(2**-10)  # 3 bits after the first; subnormals 2**-9 apart
     return scales if "zeros" in weight.tensors else scales / 2
 
 
@@ -111,6 +121,19 @@ def test_a_value_that_is_no_number_stays_none_and_in_its_row(kind, broken):
     numbers = quantised(kind, weight).numbers()
     assert not numbers[1, 32:].isfinite().all()
     assert numbers[::2].isfinite().all()
+
+
+@pytest.mark.case("E1")
+def test_fp8_rounds_activations_only_where_the_device_multiplies_e4m3():
+    """Elsewhere the bytes are kept, and meet activations of the compute dtype: the weights are the same either way."""
+    kept = {native: OnlineFormats("fp8").of(["layer"], 64).empty(Cpu(native), 6, 64) for native in (True, False)}
+    assert (type(kept[True]), type(kept[False])) == (Fp8Weight, Fp8Bytes)
+    weight = torch.randn(6, 64)
+    for each in kept.values():
+        target("fp8", each).copy_(weight)
+    assert torch.equal(kept[True].numbers(), kept[False].numbers())
+    for name, tensor in kept[True].tensors.items():
+        assert torch.equal(tensor.view(torch.uint8), kept[False].tensors[name].view(torch.uint8))
 
 
 def test_rows_that_do_not_divide_are_refused_by_layer():

@@ -14,7 +14,7 @@ VARIANTS: dict[str, int] = {}
 NARROW = {("triton.update_kv_index", "_update_kv_index_kernel"), ("triton.top_logprobs", "_merge_kernel")}
 
 # The least load in bits, by row, where it is not more than 16: a bias is 16 bits an output, a group's zero points are 8.
-LEAST_BITS = {"triton.w8a16_gemm": 16, "triton.w4a16_gemm": 8}
+LEAST_BITS = {"triton.w8a16_gemm": 16, "triton.w4a16_gemm": 8, "triton.nvfp4_gemm": 16, "triton.mxfp4_gemm": 16}
 
 TOKEN_COUNTS = (1, 2, 3, 15, 16, 17, 31, 32, 48, 64)
 

@@ -38,6 +38,9 @@ SIZES = {
     "fp8_gemm": {**GEMM, "group": 128},
     "quantize_int8": {"num_tokens": 7, "k": 4096},
     "int8_gemm": GEMM,
+    "nvfp4_gemm": GEMM,
+    "mxfp4_gemm": GEMM,
+    "quantize_nvfp4": {"num_tokens": 7, "k": 4096},
     "flashattention2_nopad": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "q_len": 512},
     "flash_decoding": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16},
 }
@@ -162,6 +165,23 @@ def test_every_tile_of_bytes_fits_its_device_in_two_stages_and_never_cuts_across
             assert min(tile.BLOCK_M, tile.BLOCK_N) >= 16
             assert tile.BLOCK_K >= 32
             assert tile.BLOCK_K == 128 or group != 128
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("op", "group"), [("nvfp4_gemm", 16), ("mxfp4_gemm", 32)])
+@pytest.mark.parametrize("name", known_devices())
+def test_every_tile_of_4_bit_floats_holds_whole_groups_and_fits_its_device(name, op, group, dtype):
+    device = device_info(name)
+    for tokens, n, k in itertools.product((0, 1, 16, 64, 8192), (1, 8, 4096, 14_336), (32, 96, 4096)):
+        sizes = {"num_tokens": tokens, "n": n, "k": k}
+        tile = resolve_tiles(op, device=device, dtype=dtype, block_k_multiple=group, **sizes)
+
+        assert tile.BLOCK_K % group == 0
+        assert tile_policy.fits(op, tile, device, dtype, sizes)
+        assert min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
+        assert tile.num_stages >= 2
+        assert tile == resolve_tiles(op, device=device, dtype=dtype, **sizes)  # what is explained and searched
 
 
 def test_a_decode_tile_does_not_change_with_the_batch():

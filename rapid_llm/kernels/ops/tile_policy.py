@@ -32,6 +32,7 @@ _MOST_STEP = 128  # elements of k that weight-only products load at a time; a lo
 _CODE_BITS = {"w8a16_gemm": 8, "w4a16_gemm": 4}  # of an element of the weight
 _BYTE_PRODUCTS = ("fp8_gemm", "int8_gemm")  # both operands take a byte an element
 _GROUP = 128  # elements along k that share a scale, in formats that group them
+_FP4_GROUP = {"nvfp4_gemm": 16, "mxfp4_gemm": 32}  # elements of k that share a scale byte
 _FEW_PROGRAMS = 96  # of a matrix product: fewer leave multiprocessors of a large card idle
 _MANY_PROGRAMS = 384  # of a product that streams its weight: fewer have too few bytes on their way
 _LEAST_SHARE = 512  # elements of k: a shorter share is not worth the sum of the shares
@@ -264,6 +265,8 @@ def smem_bytes(op: str, tile: Tile, dtype: str, sizes: Sizes) -> int:
         return tile.num_stages * (block_m + block_n) * block_k
     if op in _CODE_BITS:
         return _weight_only_bytes(_CODE_BITS[op], itemsize, block_m, block_n, block_k, tile.num_stages)
+    if op in _FP4_GROUP:
+        return _fp4_bytes(_FP4_GROUP[op], itemsize, block_m, block_n, block_k, tile.num_stages)
     if op in ("flash_decoding", "flashattention2_nopad"):
         dim = max(_ceil_power(sizes["head_dim"]), _SMALLEST_BLOCK)
         return (block_m + 2 * tile.num_stages * block_n) * dim * itemsize
@@ -531,6 +534,52 @@ def _weight_only_bytes(bits: int, itemsize: int, block_m: int, block_n: int, blo
     return stages * (block_m * itemsize * 8 + block_n * bits) * step // 8 + block_n * step * itemsize
 
 
+def _nvfp4_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """A scale for each 16: see _fp4."""
+    return _fp4(room, sizes, _FP4_GROUP["nvfp4_gemm"])
+
+
+def _mxfp4_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """A scale for each 32: see _fp4."""
+    return _fp4(room, sizes, _FP4_GROUP["mxfp4_gemm"])
+
+
+def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
+    """Few rows: the weight is streamed, BLOCK_K so long that a step reads 128 bytes of each output. Many rows: square tiles.
+
+    A warp for each 16 outputs, so that no two decode the same ones. fp32 passes through registers: its tiles are small.
+    """
+    tokens, n, k = (max(sizes[name], _SMALLEST_BLOCK) for name in ("num_tokens", "n", "k"))
+    if room.itemsize == 4:
+        block_m, block_n, block_k = min(tokens, 32), 32, 64
+    elif tokens <= 64:
+        block_m, block_n, block_k = tokens, 32 if n <= 4096 else 64, 256 if tokens <= 32 else 128
+    else:
+        block_m, block_n, block_k = 128, 128 if -(-tokens // 128) * -(-n // 128) >= _FEW_PROGRAMS else 64, 128
+    block_n, block_k = min(block_n, n), max(min(block_k, k), group, room.block_k_multiple)
+    while True:
+        none, one = (_fp4_bytes(group, room.itemsize, block_m, block_n, block_k, stages) for stages in (0, 1))
+        stages = min((room.smem - none) // (one - none), 4)
+        if stages >= 2 or max(block_m, block_n) <= _SMALLEST_BLOCK:
+            break
+        block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
+    warps = 8 if block_m * block_n >= 128 * 64 else 4 if room.itemsize == 4 else min(block_n // 16, 4)
+    return Tile(block_m, block_n, block_k, num_warps=warps, num_stages=max(stages, 1))
+
+
+def _fp4_bytes(group: int, itemsize: int, block_m: int, block_n: int, block_k: int, stages: int) -> int:
+    """Stages of x, of the codes and of their scales, and x in another order and the weight as numbers, both on their way to the
+    matrix instruction; fp16 x in the order of powers of two is two bf16 numbers."""
+    stage = block_m * block_k * itemsize + block_n * block_k // 2 + block_n * block_k // group
+    return stages * stage + ((2 * block_m if group == 32 else block_m) + block_n) * block_k * itemsize
+
+
+def _quantize_nvfp4(room: _Room, sizes: Sizes) -> Tile:
+    """Streams a token's groups, as swiglu its columns."""
+    width = min(max(sizes["k"], 128), room.pick(pre_hopper=1024, hopper_up=2048))
+    return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
+
+
 def _block_k(room: _Room, wanted: int) -> int:
     """``wanted``, grown to cover whole groups. Blocks are powers of two, so only such groups can be covered."""
     multiple = room.block_k_multiple
@@ -587,6 +636,9 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "fp8_gemm": (_fp8_gemm, ("num_tokens", "n", "k"), ("group",)),
     "quantize_int8": (_quantised_rows, ("k",), ("num_tokens",)),
     "int8_gemm": (_int8_gemm, ("num_tokens", "n", "k"), ()),
+    "nvfp4_gemm": (_nvfp4_gemm, ("num_tokens", "n", "k"), ()),
+    "mxfp4_gemm": (_mxfp4_gemm, ("num_tokens", "n", "k"), ()),
+    "quantize_nvfp4": (_quantize_nvfp4, ("k",), ("num_tokens",)),
 }
 _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("num_tokens", "d"),
@@ -606,5 +658,8 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "fp8_gemm": ("num_tokens", "n", "k", "group"),
     "quantize_int8": ("num_tokens", "k"),
     "int8_gemm": ("num_tokens", "n", "k"),
+    "nvfp4_gemm": ("num_tokens", "n", "k"),
+    "mxfp4_gemm": ("num_tokens", "n", "k"),
+    "quantize_nvfp4": ("num_tokens", "k"),
 }
-_OPS_WITH_K = frozenset({"dense_gemm", "w8a16_gemm", "w4a16_gemm", *_BYTE_PRODUCTS})
+_OPS_WITH_K = frozenset({"dense_gemm", "w8a16_gemm", "w4a16_gemm", *_BYTE_PRODUCTS, *_FP4_GROUP})

@@ -22,7 +22,7 @@ def _gemm_cost(sizes: Sizes, itemsize: int) -> Cost:
     tokens, n, k = sizes["num_tokens"], sizes["n"], sizes["k"]
     outputs = n if _groups(sizes) == 1 else -(-n // 128)
     read = (tokens + n) * k + 4 * _groups(sizes) * (tokens + outputs) if tokens else 0
-    return Cost(read=read, written=tokens * n * itemsize, flops=2 * tokens * n * k)
+    return Cost(read=read, written=tokens * n * itemsize, flops=2 * tokens * n * k, operand_bytes=1)
 
 
 QUANTIZE_FP8 = Contract(

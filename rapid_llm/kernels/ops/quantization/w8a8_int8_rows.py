@@ -16,7 +16,7 @@ def _quantize_cost(sizes: Sizes, itemsize: int) -> Cost:
 def _gemm_cost(sizes: Sizes, itemsize: int) -> Cost:
     tokens, n, k = sizes["num_tokens"], sizes["n"], sizes["k"]
     read = (tokens + n) * (k + 4) if tokens else 0
-    return Cost(read=read, written=tokens * n * itemsize, flops=2 * tokens * n * k)
+    return Cost(read=read, written=tokens * n * itemsize, flops=2 * tokens * n * k, operand_bytes=1)
 
 
 QUANTIZE_INT8 = Contract(

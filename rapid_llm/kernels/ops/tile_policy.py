@@ -517,10 +517,16 @@ def _weight_only(room: _Room, sizes: Sizes, bits: int) -> Tile:
             break
         block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
     warps = 8 if block_m * block_n >= 128 * 64 else 2 if block_n <= 32 and room.itemsize == 2 else 4
-    splits, programs = 1, -(-tokens // block_m) * -(-n // block_n)
+    splits = _splits(tokens, -(-tokens // block_m) * -(-n // block_n), k, block_k)
+    return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
+
+
+def _splits(tokens: int, programs: int, k: int, block_k: int) -> int:
+    """Programs that share the sum of an output tile: more than one where few rows make few tiles and k is long."""
+    splits = 1
     while tokens <= 64 and splits < 4 and splits * programs < _MANY_PROGRAMS and k >= 2 * splits * max(_LEAST_SHARE, block_k):
         splits *= 2
-    return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
+    return splits
 
 
 def _stages_that_fit(room: _Room, bits: int, block_m: int, block_n: int, block_k: int) -> int:
@@ -563,8 +569,10 @@ def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
         if stages >= 2 or max(block_m, block_n) <= _SMALLEST_BLOCK:
             break
         block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
-    warps = 8 if block_m * block_n >= 128 * 64 else 4 if room.itemsize == 4 else min(block_n // 16, 4)
-    return Tile(block_m, block_n, block_k, num_warps=warps, num_stages=max(stages, 1))
+    large = block_m * block_n >= room.pick(pre_hopper=64, hopper_up=128) * 64  # before Hopper x, too, lies in registers
+    warps = 8 if large else 4 if room.itemsize == 4 else min(block_n // 16, 4)
+    splits = _splits(tokens, -(-tokens // block_m) * -(-n // block_n), k, block_k)
+    return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
 
 
 def _fp4_bytes(group: int, itemsize: int, block_m: int, block_n: int, block_k: int, stages: int) -> int:

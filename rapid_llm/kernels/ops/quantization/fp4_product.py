@@ -1,9 +1,10 @@
 """Product with a weight of 4-bit floating-point codes. Bound by the weight's bytes for few tokens, by arithmetic for many.
 
-One program per (output tile, token tile), numbered so that neighbours share rows in the L2 cache. The weight is read in words of
-eight codes. Codes j and j + 4 of a word lie 16 bits apart, so that two shifts and a mask make two 16-bit numbers of them at once:
-a word becomes four pairs. Along k the product therefore takes a step's elements in another order, all j = 0 first, and what is
-permuted is x, which is small where the weight is what counts. A thread holds whole words: no weight passes between threads.
+One program per (output tile, token tile), numbered so that neighbours share rows in the L2 cache, and several where these alone
+would leave a card idle, each with a share of k. The weight is read in words of eight codes. Codes j and j + 4 of a word lie 16
+bits apart, so that two shifts and a mask make two 16-bit numbers of them at once: a word becomes four pairs. Along k the product
+therefore takes a step's elements in another order, all j = 0 first, and what is permuted is x, which is small where the weight
+is what counts. A thread holds whole words: no weight passes between threads.
 
 Sign, exponent and mantissa of a code go where bf16 (fp16) has its own; it is then 2**-126 (2**-14) times what it should be, and
 code 1 a subnormal number, both of which one product puts right. Scales are multiplied to weights, since that is exact:
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.quantization.split_k import merge_parts
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
@@ -49,13 +51,17 @@ def launch_product(
     ).launch()  # fmt: skip
     words = weight.view(torch.int32)
     scale_bytes = scales if scales.dtype == torch.uint8 else scales.view(torch.int8)  # no e4m3 pointer: below sm89 there is none
-    grid = (triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
+    splits = tile.setdefault("SPLIT_K", 1)
+    target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
+    grid = (splits * triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
     _fp4_gemm_kernel[grid](
-        x, words, scale_bytes, global_scales, bias, out,
-        x.stride(0), words.stride(0), scales.stride(0), 0 if global_scales is None else global_scales.stride(0), out.stride(0),
+        x, words, scale_bytes, global_scales, bias if splits == 1 else None, target,
+        x.stride(0), words.stride(0), scales.stride(0), 0 if global_scales is None else global_scales.stride(0), target.stride(0),
         num_tokens, n, k,
         GROUP=group, EVEN_K=k % tile["BLOCK_K"] == 0, GROUP_M=_GROUP_M, **tile,
     )  # fmt: skip
+    if splits > 1:
+        merge_parts(target.view(splits, num_tokens, n), bias, out)
     return out
 
 
@@ -81,12 +87,14 @@ def _fp4_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
 ):
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    first_m = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
+    split, tile = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
+    first_m = tile // (GROUP_M * tiles_n) * GROUP_M
     group_m = tl.minimum(tiles_m - first_m, GROUP_M)
-    within = tl.program_id(0) % (GROUP_M * tiles_n)
+    within = tile % (GROUP_M * tiles_n)
     rows = (first_m + within % group_m) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = (within // group_m) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows64, cols64 = rows.to(tl.int64), cols.to(tl.int64)  # times a stride they can pass 2**31
@@ -99,8 +107,9 @@ def _fp4_gemm_kernel(
     x_ptrs = x_ptr + rows64[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]  # [M, K]
     words_ptrs = words_ptr + cols64[:, None] * words_stride + tl.arange(0, WORDS)[None, :]  # [N, K / 8]
     scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + tl.arange(0, GROUPS)[None, :]  # [N, K / GROUP]
+    share = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in range(0, k, BLOCK_K):
+    for start in range(split * share, tl.minimum(split * share + share, k), BLOCK_K):
         x_mask, words_mask, scales_mask = row_mask[:, None], col_mask[:, None], col_mask[:, None]
         if not EVEN_K:
             x_mask = x_mask & (start + tl.arange(0, BLOCK_K) < k)[None, :]
@@ -128,7 +137,7 @@ def _fp4_gemm_kernel(
         acc *= tl.load(global_scales_ptr + cols64 * global_scales_stride, mask=col_mask, other=0.0)[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
-    out_ptrs = out_ptr + rows64[:, None] * out_stride + cols[None, :]
+    out_ptrs = out_ptr + (split * num_tokens + rows64)[:, None] * out_stride + cols[None, :]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & col_mask[None, :])
 
 

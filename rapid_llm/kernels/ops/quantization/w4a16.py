@@ -230,8 +230,10 @@ def _w4a16_gemm_kernel(
 def _zero_points(zeros_ptrs, mask, group, BLOCK_N: tl.constexpr):
     """The zero point of each output in one group, fp32 [N]."""
     if zeros_ptrs is None:
-        return tl.full((BLOCK_N,), 8.0, tl.float32)
-    return tl.load(zeros_ptrs + group, mask=mask, other=0).to(tl.float32)
+        zeros = tl.full((BLOCK_N,), 8.0, tl.float32)
+    else:
+        zeros = tl.load(zeros_ptrs + group, mask=mask, other=0).to(tl.float32)
+    return zeros
 
 
 @triton.jit

@@ -5,10 +5,19 @@ from rapid_llm.kernels.reference.attention import flash_decoding, flashattention
 from rapid_llm.kernels.reference.embeddings import vocab_embedding
 from rapid_llm.kernels.reference.gemm import dense_gemm
 from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_index
+from rapid_llm.kernels.reference.moe import (
+    fused_moe,
+    fused_moe_fp8,
+    fused_moe_mxfp4,
+    fused_moe_w4a16,
+    fused_moe_w8a16,
+    route_experts,
+)
 from rapid_llm.kernels.reference.norm import add_rms_norm, rms_norm
 from rapid_llm.kernels.reference.quantization import (
     dequantised,
     fp8_gemm,
+    gather_columns,
     int8_gemm,
     mxfp4_gemm,
     nearest_e4m3,
@@ -30,6 +39,12 @@ __all__ = [
     "flash_decoding",
     "flashattention2_nopad",
     "fp8_gemm",
+    "fused_moe",
+    "fused_moe_fp8",
+    "fused_moe_mxfp4",
+    "fused_moe_w4a16",
+    "fused_moe_w8a16",
+    "gather_columns",
     "int8_gemm",
     "mxfp4_gemm",
     "nearest_e4m3",
@@ -40,6 +55,7 @@ __all__ = [
     "quantize_nvfp4",
     "rms_norm",
     "rope",
+    "route_experts",
     "sample",
     "swiglu",
     "top_logprobs",

@@ -49,6 +49,10 @@ def tiny_model(family: str, **changes) -> PreTrainedModel:
     }
     if family == "mistral":
         values["sliding_window"] = None
+    elif family == "qwen3_moe":
+        values |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    elif family == "mixtral":
+        values |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     config = AutoConfig.for_model(family, **{**values, **changes})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float().eval()

@@ -1,8 +1,8 @@
 """What does each way of keeping weights cost the embedded model, in perplexity?  python -m benchmarks.engine.bench_perplexity
 
 Every token of perplexity.txt is predicted from those before it in a window of 512, through the engine's own forward pass. Beside
-perplexity, the mean Kullback-Leibler divergence of the next-token distributions from those of float32 (in nats): two models may
-be surprised as often and not by the same words. On a CPU activations stay in the compute dtype whatever the weights are.
+perplexity, the mean Kullback-Leibler divergence of next-token distributions from those of float32 (in nats): two models may be
+surprised as often and not by the same words. On a CPU activations stay in the compute dtype whatever the weights are.
 """
 
 import argparse

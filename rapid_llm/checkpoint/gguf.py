@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_llm.checkpoint import name_map
+from rapid_llm.checkpoint.expert_stacks import as_single_experts, dense_layers
 from rapid_llm.checkpoint.file_reader import TensorFiles
 from rapid_llm.checkpoint.generation import GenerationDefaults
 from rapid_llm.checkpoint.ggml_types import BLOCK_TYPES, GGML_TYPE_NAMES, BlockType, dequantise
@@ -47,6 +48,7 @@ class GgufCheckpoint:
         if divisors is not None:
             config = replace(config, rope_scaling=self._divided(config, divisors))
         self.config = _settle_by_tensors(config, self.tensors)
+        self.tensors = as_single_experts(self.tensors, self.config.experts)
         if architecture(config.architecture).gguf_pairs:
             self.tensors = {name: replace(info, is_reordered=_is_permuted(name)) for name, info in self.tensors.items()}
         self.generation = GenerationDefaults()
@@ -113,9 +115,11 @@ def _unpermuted(rows: NDArray[np.uint8], name: str, config: ModelConfig) -> NDAr
 
 
 def _settle_by_tensors(config: ModelConfig, tensors: dict[str, TensorInfo]) -> ModelConfig:
-    """What GGUF metadata leaves to the tensor table: tied embeddings and biases."""
+    """What GGUF metadata leaves to the tensor table: tied embeddings, biases, and which layers of a sparse model are dense."""
+    experts = config.experts
     return replace(
         config,
+        experts=None if experts is None else replace(experts, dense_layers=dense_layers(tensors, config.num_layers)),
         tie_word_embeddings="lm_head.weight" not in tensors,
         qkv_bias=any(name.endswith((".q_proj.bias", ".k_proj.bias", ".v_proj.bias")) for name in tensors),
         o_bias=any(name.endswith(".o_proj.bias") for name in tensors),

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid_llm.checkpoint.expert_stacks import as_single_experts
 from rapid_llm.checkpoint.file_reader import FileReader, TensorFiles
 from rapid_llm.checkpoint.generation import GenerationDefaults
 from rapid_llm.checkpoint.json_file import MAX_JSON_BYTES, parse_json_object, read_json_object
@@ -63,7 +64,7 @@ class SafetensorsCheckpoint:
         self.generation = _generation_defaults(folder)
         self.tokenizer_source: TokenizerSource = TokenizerFolder(folder, self.config.bos_token_id)
         self._files = TensorFiles()
-        self.tensors = _tensor_table(folder, self._files)
+        self.tensors = as_single_experts(_tensor_table(folder, self._files), self.config.experts)
 
     def read(self, name: str) -> NDArray[Any]:
         """Values of a tensor; bfloat16 as the raw bits in uint16. See CheckpointSource."""

@@ -5,7 +5,7 @@ import argparse
 from rapid_llm.models.registry import ARCHITECTURES, Architecture
 from rapid_llm.models.rope_scaling import GGUF_ROPE_TYPES, ROPE_TYPES
 
-_HEADER = ("architecture", "Hugging Face class", "GGUF architecture", "biases", "norms of q and k")
+_HEADER = ("architecture", "Hugging Face class", "GGUF architecture", "biases", "norms of q and k", "experts")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -52,6 +52,7 @@ def _row(each: Architecture) -> tuple[str, ...]:
         each.gguf_name or "(written as llama)",
         _biases(each),
         "yes" if each.qk_norm else "no",
+        "yes" if each.experts else "no",
     )
 
 
@@ -76,8 +77,10 @@ def _facts() -> dict[str, str]:
         "tokenizers": f"tokenizer.json; in GGUF files {TOKENIZERS}",
         "rope types": f"config.json: {', '.join(ROPE_TYPES)} (dynamic up to the original context); "
         f"GGUF: {', '.join(GGUF_ROPE_TYPES)}, and llama3's tensor of divisors",
+        "experts": "chosen by a softmax; a tensor each or a layer's in one stack; dense layers among sparse ones; "
+        "shared experts are refused",
         "heads": "any even dimension (on a GPU up to 256), any number of query heads to a key-value head",
         "output head": "tied or its own, by what the file holds",
         "sliding windows": "refused where shorter than the context; set max_model_len to the window",
-        "not loaded": "pickles, code from a repository, quantised safetensors, mixtures of experts, multimodal models",
+        "not loaded": "pickles, code from a repository, quantised safetensors, multimodal models",
     }

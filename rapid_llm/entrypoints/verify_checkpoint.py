@@ -70,7 +70,7 @@ def check_checkpoint(path: Path, config: EngineConfig) -> Iterator[LayerCheck]:
     )
     load_weights(source, network.weights())
     for layer in _sampled(network.layers):
-        for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
+        for linear in (layer.attention.qkv, layer.attention.out, *layer.mlp.linears):
             yield _check_linear(linear, source, place)
 
 

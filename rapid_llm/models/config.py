@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from rapid_llm.errors import CheckpointError
-from rapid_llm.models.config_keys import GGUF_NEUTRAL, HF_NEUTRAL, Keys, log_unknown, read_token_ids, refuse_other_maths
+from rapid_llm.models.config_keys import (
+    GGUF_DENSE,
+    GGUF_NEUTRAL,
+    HF_DENSE,
+    HF_NEUTRAL,
+    Keys,
+    log_unknown,
+    read_token_ids,
+    refuse_other_maths,
+)
+from rapid_llm.models.experts import Experts, experts_from_gguf, experts_from_hf, has_gguf_experts
 from rapid_llm.models.registry import ARCHITECTURES, Architecture
 from rapid_llm.models.rope_scaling import RopeScaling, rope_from_gguf, rope_from_hf
 
@@ -23,12 +33,14 @@ class ModelConfig:
 
     Attributes:
         architecture: name of its row in ``models/registry.py``.
+        intermediate_size: of the feed-forward of a dense layer.
         head_dim: width of one attention head; even, since rotary embedding pairs its halves.
         rope_theta, rope_scaling: base of the rotary frequencies, and how they are stretched, if they are.
         max_position_embeddings: positions that the file names; ``context`` counts the scaling in.
         tie_word_embeddings: what the config wishes; whether the file holds an own ``lm_head.weight`` decides.
         qkv_bias, o_bias, mlp_bias: these projections have biases.
         qk_norm: every head of q and k goes through an RMS norm before it is rotated.
+        experts: of the sparse layers; None where there is none.
         sliding_window: tokens that a layer looks back at most, in some layer at least; None where none is bounded.
         bos_token_id: begin-of-text id, for a tokenizer that names none.
         eos_token_ids: end-of-text ids, which are joined with those of generation_config.json and the tokenizer.
@@ -52,6 +64,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     rope_scaling: RopeScaling | None = None
+    experts: Experts | None = None
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -72,21 +85,21 @@ class ModelConfig:
             CheckpointError: an unknown architecture, a missing or impossible size, or a key that changes the maths.
         """
         row = _architecture_of(raw, file)
-        refuse_other_maths(raw, HF_NEUTRAL, "", file)
-        log_unknown(raw, file)
+        refuse_other_maths(raw, HF_NEUTRAL if row.experts else HF_NEUTRAL | HF_DENSE, "", file)
+        log_unknown(raw, file, has_experts=row.experts is not None)
         keys = Keys({**row.defaults, **raw}, file)
         attention_bias, mlp_bias = keys.flag("attention_bias"), keys.flag("mlp_bias")
         num_layers = keys.size("num_hidden_layers", high=MAX_LAYERS)
         max_positions = keys.size("max_position_embeddings")
-        theta, scaling = rope_from_hf(keys, max_positions)
+        theta, scaling = rope_from_hf(keys, max_positions, row.rope_theta)
         num_heads = keys.size("num_attention_heads")
-        hidden_size = keys.size("hidden_size")
+        hidden_size, intermediate_size = keys.size("hidden_size"), keys.size("intermediate_size")
         return _consistent(
             cls(
                 architecture=row.name,
                 vocab_size=keys.size("vocab_size"),
                 hidden_size=hidden_size,
-                intermediate_size=keys.size("intermediate_size"),
+                intermediate_size=intermediate_size,
                 num_layers=num_layers,
                 num_heads=num_heads,
                 num_kv_heads=keys.size("num_key_value_heads", default=num_heads),
@@ -100,6 +113,7 @@ class ModelConfig:
                 mlp_bias=mlp_bias if row.mlp_bias is None else row.mlp_bias,
                 qk_norm=row.qk_norm,
                 rope_scaling=scaling,
+                experts=experts_from_hf(row.experts, keys, num_layers, intermediate_size) if row.experts else None,
                 sliding_window=_sliding_window(keys, num_layers),
                 bos_token_id=next(iter(read_token_ids(raw, "bos_token_id", file)), None),
                 eos_token_ids=read_token_ids(raw, "eos_token_id", file),
@@ -115,14 +129,15 @@ class ModelConfig:
         Raises:
             CheckpointError: as ``from_hf``.
         """
-        row = _row_by_gguf_name(metadata.get("general.architecture"), file)
+        row = _row_of_gguf(metadata, file)
         below = f"{row.gguf_name}."
-        refuse_other_maths(metadata, GGUF_NEUTRAL, below, file)
+        refuse_other_maths(metadata, GGUF_NEUTRAL if row.experts else GGUF_NEUTRAL | GGUF_DENSE, below, file)
         keys = Keys(metadata, file)
         context_length = keys.size(below + "context_length")
         theta, scaling = rope_from_gguf(keys, below, context_length)
         num_heads = keys.size(below + "attention.head_count")
         hidden_size = keys.size(below + "embedding_length")
+        intermediate_size = keys.size(below + "feed_forward_length")
         head_dim = keys.size(below + "attention.key_length", default=_per_head(hidden_size, num_heads))
         for key in ("attention.value_length", "rope.dimension_count"):
             if keys.size(below + key, default=head_dim) != head_dim:
@@ -132,7 +147,7 @@ class ModelConfig:
             architecture=row.name,
             vocab_size=keys.size(below + "vocab_size", default=len(tokens) if isinstance(tokens, list) and tokens else None),
             hidden_size=hidden_size,
-            intermediate_size=keys.size(below + "feed_forward_length"),
+            intermediate_size=intermediate_size,
             num_layers=keys.size(below + "block_count", high=MAX_LAYERS),
             num_heads=num_heads,
             num_kv_heads=keys.size(below + "attention.head_count_kv", default=num_heads),
@@ -143,6 +158,7 @@ class ModelConfig:
             tie_word_embeddings=True,
             qk_norm=row.qk_norm,
             rope_scaling=scaling,
+            experts=experts_from_gguf(row.experts, keys, below, intermediate_size) if row.experts else None,
             sliding_window=_gguf_window(keys, below),
             bos_token_id=next(iter(read_token_ids(metadata, "tokenizer.ggml.bos_token_id", file)), None),
             eos_token_ids=read_token_ids(metadata, "tokenizer.ggml.eos_token_id", file),
@@ -150,11 +166,13 @@ class ModelConfig:
         return _consistent(config, file)
 
 
-def _row_by_gguf_name(name: Any, file: Path) -> Architecture:
-    for row in ARCHITECTURES:
-        if name is not None and row.gguf_name == name:
-            return row
-    known = [row.gguf_name for row in ARCHITECTURES if row.gguf_name is not None]
+def _row_of_gguf(metadata: Mapping[str, Any], file: Path) -> Architecture:
+    name = metadata.get("general.architecture")
+    rows = [row for row in ARCHITECTURES if name is not None and row.gguf_name == name]
+    if rows:
+        is_sparse = has_gguf_experts(metadata, f"{name}.")
+        return next((row for row in rows if (row.experts is not None) == is_sparse), rows[0])
+    known = list(dict.fromkeys(row.gguf_name for row in ARCHITECTURES if row.gguf_name is not None))
     raise _unknown_architecture(file, f"general.architecture {name!r}", known)
 
 

@@ -44,10 +44,14 @@ HF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_causal": (None, True),
     "is_encoder_decoder": (None, False),
     "add_cross_attention": (None, False),
-    "num_experts": (None, 0),
-    "num_local_experts": (None, 0),
     "n_routed_experts": (None, 0),
+    "n_shared_experts": (None, 0),
+    "shared_expert_intermediate_size": (None, 0),
+    "routed_scaling_factor": (None, 1.0),
+    "scoring_func": (None, "softmax"),
 }
+# The same where every layer is dense: keys that the sparse architectures read.
+HF_DENSE: dict[str, tuple[Any, ...]] = {"num_experts": (None, 0), "num_local_experts": (None, 0)}
 _READ = {
     "model_type",
     "architectures",
@@ -72,9 +76,11 @@ _READ = {
     "sliding_window",
     "use_sliding_window",
     "max_window_layers",
+    *HF_DENSE,
     "quantization_config",
     "compression_config",
 }
+_READ_OF_EXPERTS = {"num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"}
 # Training, bookkeeping and other libraries' settings: no effect on what the model computes.
 _HARMLESS = {
     "_name_or_path",
@@ -94,10 +100,13 @@ _HARMLESS = {
     "label2id",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "pad_token_id",
     "problem_type",
     "resid_pdrop",
     "return_dict",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
     "task_specific_params",
     "torch_dtype",
     "transformers.js_config",
@@ -120,11 +129,14 @@ GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_scale": (None, 0.0, 1.0),
     "residual_scale": (None, 0.0, 1.0),
     "embedding_scale": (None, 0.0, 1.0),
-    "expert_count": (None, 0),
-    "expert_used_count": (None, 0),
+    "expert_shared_count": (None, 0),
+    "expert_group_count": (None, 0, 1),
+    "expert_gating_func": (None, 0, 1),
+    "expert_weights_scale": (None, 0.0, 1.0),
     "use_parallel_residual": (None, False),
     "tensor_data_layout": (None, "reference"),
 }
+GGUF_DENSE: dict[str, tuple[Any, ...]] = {"expert_count": (None, 0), "expert_used_count": (None, 0)}
 
 
 def read_token_ids(raw: Mapping[str, Any], key: str, file: Path) -> tuple[int, ...]:
@@ -201,8 +213,8 @@ def equal(one: Any, other: Any) -> bool:
     return is_bool and isinstance(other, str | int | float | list) and bool(one == other)
 
 
-def log_unknown(raw: Mapping[str, Any], file: Path) -> None:
+def log_unknown(raw: Mapping[str, Any], file: Path, *, has_experts: bool) -> None:
     """Log in one line the keys of a config.json that nobody here has heard of."""
-    unknown = sorted(set(raw) - _READ - _HARMLESS - set(HF_NEUTRAL))
+    unknown = sorted(set(raw) - _READ - (_READ_OF_EXPERTS if has_experts else set()) - _HARMLESS - set(HF_NEUTRAL))
     if unknown:
         logger.warning("%s: keys that this version does not know and does not follow: %s", file, ", ".join(unknown))

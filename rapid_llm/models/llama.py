@@ -1,6 +1,7 @@
-"""Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) and what shares its shape: Mistral, Qwen2, Qwen3.
+"""Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) and what shares its shape: Mistral, Qwen2, Qwen3, and
+their sparse kin, Mixtral and Qwen3-MoE.
 
-What they differ in, biases and norms of q and k, stands in ModelConfig.
+What they differ in, biases, norms of q and k, and layers of experts, stands in ModelConfig.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from rapid_llm.modules.attention import Attention, AttentionSizes
 from rapid_llm.modules.embedding import Embedding, Head
 from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.mlp import GatedMLP
+from rapid_llm.modules.moe import MixtureOfExperts, MixtureSizes
 from rapid_llm.modules.norm import RMSNorm
 from rapid_llm.modules.placement import Placement
 from rapid_llm.modules.rotary import Rotary
@@ -21,7 +23,8 @@ from rapid_llm.weights import Layer, WeightSlot
 class LlamaLayer:
     """Norm, attention, residual; norm, feed-forward, residual."""
 
-    def __init__(self, place: Placement, config: ModelConfig, name: str, rotary: Rotary) -> None:
+    def __init__(self, place: Placement, config: ModelConfig, number: int, rotary: Rotary) -> None:
+        name = f"model.layers.{number}"
         self.input_norm = RMSNorm(place, f"{name}.input_layernorm", config.hidden_size, config.rms_norm_eps)
         sizes = AttentionSizes(
             hidden_size=config.hidden_size,
@@ -34,7 +37,7 @@ class LlamaLayer:
         )
         self.attention = Attention(place, f"{name}.self_attn", rotary, sizes)
         self.post_norm = RMSNorm(place, f"{name}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(place, f"{name}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.mlp = _feed_forward(place, config, name, number)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, pool: LayerPool, next_norm: RMSNorm
@@ -51,6 +54,23 @@ class LlamaLayer:
         parts: tuple[Layer, ...] = (self.input_norm, self.attention, self.post_norm, self.mlp)
         for part in parts:
             yield from part.weights()
+
+
+def _feed_forward(place: Placement, config: ModelConfig, name: str, number: int) -> GatedMLP | MixtureOfExperts:
+    """That of layer ``number``, called ``name``."""
+    experts = config.experts
+    if experts is None or number in experts.dense_layers:
+        return GatedMLP(place, f"{name}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+    names = experts.names
+    sizes = MixtureSizes(
+        hidden_size=config.hidden_size,
+        intermediate_size=experts.intermediate_size,
+        num_experts=experts.num_experts,
+        top_k=experts.top_k,
+        renormalise=experts.renormalise,
+        parts=(names.gate, names.up, names.down),
+    )
+    return MixtureOfExperts(place, f"{name}.{names.block}", sizes)
 
 
 class LlamaForCausalLM:
@@ -72,7 +92,7 @@ class LlamaForCausalLM:
             max_positions=max_positions,
         )
         self.embedding = Embedding(place, "model.embed_tokens", config.vocab_size, config.hidden_size)
-        self.layers = [LlamaLayer(place, config, f"model.layers.{i}", rotary) for i in range(config.num_layers)]
+        self.layers = [LlamaLayer(place, config, i, rotary) for i in range(config.num_layers)]
         self.norm = RMSNorm(place, "model.norm", config.hidden_size, config.rms_norm_eps)
         # Every sum into the residual is followed by a norm, so the two are one kernel: a layer ends with the next one's norm.
         self.next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]

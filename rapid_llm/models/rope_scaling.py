@@ -84,7 +84,7 @@ class RopeScaling:
         return max_position_embeddings
 
 
-def rope_from_hf(keys: Keys, max_position_embeddings: int) -> tuple[float, RopeScaling | None]:
+def rope_from_hf(keys: Keys, max_position_embeddings: int, default_theta: float = 10000.0) -> tuple[float, RopeScaling | None]:
     """The rotary base and the scaling of a config.json.
 
     Both stand at the top level and in "rope_scaling", or (newer exports) in "rope_parameters". Where something stands twice the
@@ -110,7 +110,7 @@ def rope_from_hf(keys: Keys, max_position_embeddings: int) -> tuple[float, RopeS
         if len(set(found.values())) > 1:
             problem = f"{keys.file}: the {what} is given twice and differs"
             raise CheckpointError(problem, got=repr(found), wanted=f"one {what}", change="remove the wrong one")
-    theta, scaling = next(iter(thetas.values()), 10000.0), next(iter(scalings.values()), None)
+    theta, scaling = next(iter(thetas.values()), default_theta), next(iter(scalings.values()), None)
     if scaling is not None and scaling.kind == "yarn" and theta <= 1:  # it takes the base's logarithm
         raise keys.refused("rope_theta", "more than 1 with rope type 'yarn'")
     return theta, scaling

@@ -26,7 +26,12 @@ class GatedMLP:
         self._swiglu(gate_up, out=activated)
         return self.down(activated)
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The layers that one matrix makes up."""
+        return (self.gate_up, self.down)
+
     def weights(self) -> Iterator[WeightSlot]:
         """Both layers'."""
-        yield from self.gate_up.weights()
-        yield from self.down.weights()
+        for part in self.linears:
+            yield from part.weights()

@@ -67,6 +67,11 @@ class Packed:
         """Where it lies."""
         return self.weight.device
 
+    @property
+    def experts_sizes(self) -> dict[str, int]:
+        """What ``experts_op`` is asked for beside the sizes of a layer: a group of 0 is a scale for a whole row."""
+        return {"group": 0 if self.group == self.k else self.group}
+
     def part(self, start: int, stop: int) -> Self:
         """Views of some rows: of what one checkpoint tensor fills."""
         return self._view(stop - start, {name: each[start:stop] for name, each in self.tensors.items()})

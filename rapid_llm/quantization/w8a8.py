@@ -43,6 +43,16 @@ class W8A8(Packed):
             weight.x_scale = torch.zeros(1, device=place.device)
         return weight
 
+    @property
+    def by_block(self) -> bool:
+        """Whether scales are of blocks, or of 128 of a row."""
+        return self.tensors["scales"].dim() == self.weight.dim()
+
+    @property
+    def experts_sizes(self) -> dict[str, int]:
+        """See Packed."""
+        return {"group": BLOCK if self.by_block else 0}
+
     def _sizes(self) -> dict[str, int]:
         return {"n": self.n, "k": self.k}
 
@@ -95,7 +105,7 @@ class Fp8Weight(W8A8):
     def settle(self) -> None:
         """Scale by whole blocks, or by the whole matrix beside activations that are scaled as a whole, where all rows agree."""
         scales = self.tensors["scales"]
-        if scales.dim() == self.weight.dim():
+        if self.by_block:
             blocks = scales[..., ::BLOCK, :]
             if torch.equal(blocks.repeat_interleave(BLOCK, -2).narrow(-2, 0, self.n), scales):
                 self.tensors["scales"] = blocks.clone()
@@ -104,7 +114,7 @@ class Fp8Weight(W8A8):
 
     def round(self, start: int, values: torch.Tensor) -> None:
         """Round rows, a scale each. Raises: ConfigError on a weight that is scaled by blocks."""
-        if self.tensors["scales"].dim() == self.weight.dim():
+        if self.by_block:
             change = "round to a weight that is scaled by row"
             raise ConfigError("rows cannot be rounded one by one", got="scales of blocks", wanted="scales of rows", change=change)
         scales = values.abs().amax(1, keepdim=True) / E4M3_MAX

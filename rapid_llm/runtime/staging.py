@@ -5,6 +5,7 @@ buffer, pinned where the parameters lie on a GPU, and sends it on from there; wh
 however large a tensor or a file is.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-import numpy as np
 import torch
 
 from rapid_llm.checkpoint.source import STORED_CODES, CheckpointSource, TensorInfo
@@ -56,6 +56,7 @@ def plan_pieces(infos: Iterable[TensorInfo], piece_bytes: int = PIECE_BYTES) -> 
     """Cut tensors, given in file order, into pieces. Every byte of theirs lies in exactly one."""
     pieces: list[Piece] = []
     run: list[Part] = []
+    held = 0  # bytes of the run's values
 
     def close() -> None:
         if run:
@@ -64,13 +65,15 @@ def plan_pieces(infos: Iterable[TensorInfo], piece_bytes: int = PIECE_BYTES) -> 
             run.clear()
 
     for part in (part for info in infos for part in _parts_of(info, piece_bytes)):
+        values = _value_bytes(part)
         if run:
             gap = part.offset - (run[-1].offset + run[-1].nbytes)
             is_neighbour = part.info.file == run[0].info.file and 0 <= gap <= _LARGEST_GAP
-            values = sum(_value_bytes(each) for each in (*run, part))
-            if not is_neighbour or max(part.offset + part.nbytes - run[0].offset, values) > piece_bytes:
+            if not is_neighbour or max(part.offset + part.nbytes - run[0].offset, held + values) > piece_bytes:
                 close()
+                held = 0
         run.append(part)
+        held += values
     close()
     return pieces
 
@@ -93,7 +96,7 @@ def _value_bytes(part: Part) -> int:
     """Bytes that the values take on the host: as stored, or dequantised to float32."""
     if part.info.dtype in _TORCH_DTYPES:
         return part.nbytes
-    return 4 * int(np.prod(part.shape))
+    return 4 * math.prod(part.shape)
 
 
 def place_pieces(

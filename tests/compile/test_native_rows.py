@@ -11,10 +11,21 @@ MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a l
 # Kernels that may have more than one binary per tile over the token counts, with the reason.
 VARIANTS: dict[str, int] = {}
 # Kernels that move a few numbers each, by row: their load width says nothing.
-NARROW = {("triton.update_kv_index", "_update_kv_index_kernel"), ("triton.top_logprobs", "_merge_kernel")}
+NARROW = {
+    ("triton.update_kv_index", "_update_kv_index_kernel"),
+    ("triton.top_logprobs", "_merge_kernel"),
+    ("triton.gather_columns", "_gather_columns_kernel"),
+}
 
 # The least load in bits, by row, where it is not more than 16: a bias is 16 bits an output, a group's zero points are 8.
-LEAST_BITS = {"triton.w8a16_gemm": 16, "triton.w4a16_gemm": 8}
+LEAST_BITS = {
+    "triton.w8a16_gemm": 16,
+    "triton.w4a16_gemm": 8,
+    "triton.fp8_gemm": 16,
+    "triton.int8_gemm": 16,
+    "triton.nvfp4_gemm": 16,
+    "triton.mxfp4_gemm": 16,
+}
 
 TOKEN_COUNTS = (1, 2, 3, 15, 16, 17, 31, 32, 48, 64)
 

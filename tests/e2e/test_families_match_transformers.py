@@ -17,7 +17,7 @@ from tests.tiny_model import VOCAB_SIZE, expected_logits, save_checkpoint, tiny_
 
 TOLERANCE = 1e-4
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"]
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10_000.0}
 LLAMA3 = {
@@ -58,6 +58,16 @@ ONE_FAMILY = [
     pytest.param("mistral", {"sliding_window": 256}, id="window-as-long-as-the-context"),
     pytest.param("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, id="window-of-no-layer"),
     pytest.param("qwen3", {"attention_bias": True, "head_dim": 128}, id="qk-norm-and-biases"),
+    pytest.param("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 1}, id="one-expert-a-token"),
+    pytest.param("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 5}, id="every-expert"),
+    pytest.param("mixtral", {"sliding_window": 256}, id="window-as-long-as-the-context"),
+    pytest.param("qwen3_moe", {"norm_topk_prob": False}, id="weights-as-they-are"),
+    pytest.param(
+        "qwen3_moe", {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 24}, id="16-experts-4-a-token"
+    ),
+    pytest.param("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": False}, id="one-expert-a-token"),
+    pytest.param("qwen3_moe", {"num_hidden_layers": 4, "mlp_only_layers": [1, 3]}, id="dense-layers-by-list"),
+    pytest.param("qwen3_moe", {"num_hidden_layers": 3, "decoder_sparse_step": 2}, id="dense-layers-by-step"),
 ]
 CASES = [
     *(pytest.param(family, *case.values, id=f"{family}-{case.id}") for family in FAMILIES for case in EVERY_FAMILY),

@@ -15,17 +15,23 @@ def ids():
 
 
 def with_rounded_weights(oracle, kind):
-    """The oracle, every linear layer but the head rounded."""
+    """The oracle, every linear layer but the head and the routers rounded."""
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
-            if name.endswith("_proj.weight"):
-                parameter.copy_(quantised(kind, parameter.detach()).numbers())
+            if name.endswith(("_proj", "_proj.weight")):
+                for matrix in parameter.view(-1, *parameter.shape[-2:]):  # a stack's, one after the other
+                    matrix.copy_(quantised(kind, matrix.detach()).numbers())
     return oracle
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_those_of_a_float_model_with_the_rounded_weights(kind, family, ids, tmp_path):
+SPARSE = ("mixtral", "qwen3_moe")
+EXPERT_KINDS = ("int8", "int4")
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [(family, kind) for family in FAMILIES for kind in KINDS if family not in SPARSE or kind in EXPERT_KINDS]
+)
+def test_logits_equal_those_of_a_float_model_with_the_rounded_weights(family, kind, ids, tmp_path):
     oracle = tiny_model(family, tie_word_embeddings=False)
     folder = save_checkpoint(oracle, tmp_path, tokenizer=False)
     steps = [[(0, 0, ids[:20])], *([(0, i, ids[i : i + 1])] for i in range(20, 24))]
@@ -35,6 +41,28 @@ def test_logits_equal_those_of_a_float_model_with_the_rounded_weights(kind, fami
     expected = expected_logits(with_rounded_weights(oracle, kind), ids)
     for got, position in zip(logits, [19, 20, 21, 22, 23], strict=True):
         assert_close(got[0], expected[position])
+
+
+@pytest.mark.parametrize("kind", EXPERT_KINDS)
+def test_experts_whose_rows_divide_into_other_groups_than_their_inputs(kind, ids, tmp_path):
+    oracle = tiny_model("qwen3_moe", hidden_size=128, mlp_only_layers=[1])  # int4: groups of 128 and of 32
+    folder = save_checkpoint(oracle, tmp_path, tokenizer=False)
+    [logits] = run_model(folder, [[(0, 0, ids)]], quantize=kind)
+    assert_close(logits[0], expected_logits(with_rounded_weights(oracle, kind), ids)[-1])
+
+
+def test_experts_that_cannot_be_kept_so_are_refused_by_layer(tmp_path):
+    folder = save_checkpoint(tiny_model("qwen3_moe", moe_intermediate_size=24), tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.layers\.0\.mlp\.experts\.0\.down_proj cannot be int4: got rows of 24"):
+        LLM(str(folder), quantize="int4")
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {*EXPERT_KINDS}))
+def test_experts_in_a_format_that_no_op_for_experts_reads_are_refused_by_layer(kind, tmp_path):
+    folder = save_checkpoint(tiny_model("mixtral"), tmp_path)
+    message = rf"model\.layers\.0\.block_sparse_moe\.experts cannot be served in their format: got {kind}, .*quantize='int8' or"
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(folder), quantize=kind)
 
 
 @pytest.mark.real_model

@@ -37,6 +37,14 @@ def test_a_sound_checkpoint_passes_however_it_is_kept(folder, options, capsys):
     assert "8 layers checked, 0 with problems" in printed
 
 
+def test_layers_of_experts_are_no_stumbling_block(tmp_path, capsys):
+    folder = save_checkpoint(tiny_model("qwen3_moe", mlp_only_layers=[1]), tmp_path)
+    assert main(["verify-checkpoint", str(folder), "--device", "cpu", "--quantize", "int8"]) == 0
+    printed = capsys.readouterr().out
+    assert "model.layers.0.mlp.gate " in printed
+    assert "7 layers checked, 0 with problems" in printed
+
+
 @pytest.mark.parametrize(
     ("edit", "told"),
     [

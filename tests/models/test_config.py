@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rapid_llm.errors import CheckpointError
 from rapid_llm.models.config import ModelConfig
+from rapid_llm.models.experts import ExpertNames, Experts
 from rapid_llm.models.rope_scaling import RopeScaling
 from tests.checkpoint.writers import gguf_metadata, llama_config
 
@@ -282,6 +283,11 @@ def test_absent_keys_take_the_defaults_of_their_architecture(kind, kv_heads, hea
     assert (config.num_kv_heads, config.head_dim) == (kv_heads, head_dim)
 
 
+@pytest.mark.parametrize(("kind", "theta"), [("llama", 1e4), ("mixtral", 1e6), ("qwen3_moe", 1e4)])
+def test_an_absent_rotary_base_is_that_of_the_architecture(kind, theta):
+    assert from_hf(**moe(kind, rope_theta=..., **({"num_local_experts": 0} if kind == "llama" else {}))).rope_theta == theta
+
+
 def test_two_rotary_bases_that_differ_are_refused():
     message = refusal_of(from_hf, rope_theta=1e4, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     assert "the rotary base is given twice and differs" in message
@@ -313,7 +319,7 @@ def test_a_key_that_changes_the_maths_is_refused_unless_it_is_neutral(key, value
     ("key", "value", "neutral"),
     [
         ("rope.dimension_sections", [16, 24, 24, 0], None),
-        ("expert_count", 8, 0),
+        ("expert_shared_count", 1, 0),
         ("logit_scale", 0.5, 0.0),
         ("tensor_data_layout", "Meta AI original pth", "reference"),
         ("attention.causal", False, True),
@@ -348,6 +354,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(kind, names):
     message = refusal_of(from_hf, model_type=kind, architectures=names)
     assert "config.json: the architecture is not supported" in message
     assert "wanted llama (LlamaForCausalLM) | mistral (MistralForCausalLM)" in message
+    assert "qwen3_moe (Qwen3MoeForCausalLM)" in message
 
 
 @pytest.mark.parametrize(("kind", "names"), [("llama", ...), (..., ["LlamaForCausalLM"])])
@@ -447,3 +454,101 @@ def test_any_metadata_gives_a_config_or_a_refusal(changes):
     except CheckpointError:
         return
     assert config.num_heads % config.num_kv_heads == 0
+
+
+def moe(kind="qwen3_moe", **changes):
+    counts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if kind == "qwen3_moe" else {}
+    return {"model_type": kind, "architectures": ..., "num_local_experts": 8} | counts | changes
+
+
+def experts_of(kind, **changes):
+    return from_hf(**moe(kind, **changes)).experts
+
+
+def test_experts_are_read_from_config_json():
+    mixtral, qwen = ExpertNames("block_sparse_moe", "w1", "w3", "w2"), ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
+    assert experts_of("mixtral") == Experts(mixtral, 8, 2, 96, renormalise=True)
+    assert experts_of("mixtral", num_experts_per_tok=1, num_local_experts=4) == Experts(mixtral, 4, 1, 96, renormalise=True)
+    assert experts_of("qwen3_moe") == Experts(qwen, 8, 2, 32, renormalise=False)
+    assert experts_of("qwen3_moe", num_local_experts=...) == experts_of("qwen3_moe", num_experts=...)
+    assert experts_of("qwen3_moe", norm_topk_prob=True, moe_intermediate_size=16) == Experts(qwen, 8, 2, 16, renormalise=True)
+    assert experts_of("qwen3_moe", num_experts_per_tok=..., moe_intermediate_size=...) == Experts(
+        qwen, 8, 8, 768, renormalise=False
+    )
+    assert from_hf(model_type="qwen3", architectures=..., num_experts=0).experts is None
+
+
+@pytest.mark.parametrize(
+    ("step", "only", "dense"),
+    [(1, None, ()), (1, [], ()), (1, [0, 3], (0, 3)), (2, [], (0, 2)), (2, [1], (0, 1, 2)), (5, [], (0, 1, 2, 3)), (1, [99], ())],
+)
+def test_layers_without_experts_are_told_by_step_and_list(step, only, dense):
+    assert experts_of("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=step, mlp_only_layers=only).dense_layers == dense
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "key"),
+    [
+        ("qwen3_moe", {"num_experts": ..., "num_local_experts": ...}, "num_experts"),
+        ("mixtral", {"num_local_experts": ...}, "num_experts"),
+        ("qwen3_moe", {"num_experts": 4}, "num_local_experts"),
+        ("qwen3_moe", {"num_experts": 0}, "num_experts"),
+        ("qwen3_moe", {"num_experts": 2**30, "num_local_experts": ...}, "num_experts"),
+        ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ("qwen3_moe", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+        ("qwen3_moe", {"moe_intermediate_size": "32"}, "moe_intermediate_size"),
+        ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers"),
+        ("qwen3_moe", {"mlp_only_layers": [True]}, "mlp_only_layers"),
+        ("qwen3_moe", {"mlp_only_layers": [-1]}, "mlp_only_layers"),
+    ],
+)
+def test_a_key_of_experts_that_cannot_be_used_is_refused_by_name(kind, changes, key):
+    assert f"key {key!r} cannot be used" in refusal_of(from_hf, **moe(kind, **changes))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("shared_expert_intermediate_size", 32), ("scoring_func", "sigmoid"), ("routed_scaling_factor", 2.5)]
+)
+def test_routing_that_is_not_followed_is_refused(key, value):
+    assert f"key {key!r} changes the maths" in refusal_of(from_hf, **moe(**{key: value}))
+
+
+def test_keys_of_training_a_router_are_known(caplog):
+    with caplog.at_level(logging.WARNING):
+        from_hf(**moe("mixtral", output_router_logits=True, router_aux_loss_coef=0.02, router_jitter_noise=0.1))
+    assert caplog.records == []
+
+
+def test_keys_of_experts_say_nothing_about_a_dense_model(caplog):
+    with caplog.at_level(logging.WARNING):
+        from_hf(num_experts_per_tok=2, num_experts=0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "config.json: keys that this version does not know and does not follow: num_experts_per_tok"
+    ]
+
+
+def test_a_llama_file_with_experts_is_mixtral():
+    config = from_gguf(**{"llama.expert_count": 8, "llama.expert_used_count": 2})
+    assert (config.architecture, config.intermediate_size) == ("mixtral", 96)
+    assert config.experts == experts_of("mixtral")
+    assert from_gguf(**{"llama.expert_count": 0}).architecture == "llama"
+
+
+def test_experts_are_read_from_gguf_metadata():
+    values = {key.replace("llama.", "qwen3moe."): value for key, value in gguf_metadata().items()}
+    values |= {"general.architecture": "qwen3moe", "qwen3moe.expert_feed_forward_length": 32}
+    values |= {"qwen3moe.expert_count": 8, "qwen3moe.expert_used_count": 2}
+    assert ModelConfig.from_gguf(values, GGUF).experts == experts_of("qwen3_moe", norm_topk_prob=True)
+    plain = ModelConfig.from_gguf(values | {"qwen3moe.expert_weights_norm": False}, GGUF)
+    assert plain.experts == experts_of("qwen3_moe")
+    for changes, key in (({"expert_count": 0}, "expert_count"), ({"expert_used_count": 9}, "expert_used_count")):
+        with pytest.raises(CheckpointError, match=f"key 'qwen3moe.{key}' cannot be used"):
+            ModelConfig.from_gguf(values | {f"qwen3moe.{name}": value for name, value in changes.items()}, GGUF)
+
+
+@pytest.mark.parametrize(("key", "value"), [("expert_shared_count", 1), ("expert_gating_func", 2), ("expert_weights_scale", 2.5)])
+def test_gguf_routing_that_is_not_followed_is_refused(key, value):
+    keys = {"llama.expert_count": 8, "llama.expert_used_count": 2, f"llama.{key}": value}
+    assert f"key 'llama.{key}' changes the maths" in refusal_of(from_gguf, **keys)

@@ -122,6 +122,21 @@ def with_input_scale(tensors, scale, name="input_scale"):
     return tensors if scale is None else tensors | {name: torch.tensor([scale])}
 
 
+def parameters_of(oracle):
+    """The parameters by the names that folders give them; a stack of experts as its matrices, which are views of it."""
+    is_mixtral = oracle.config.model_type == "mixtral"
+    block, *parts = ("block_sparse_moe", "w1", "w3", "w2") if is_mixtral else ("mlp", "gate_proj", "up_proj", "down_proj")
+    for name, parameter in oracle.named_parameters():
+        layer, _, stack = name.partition(".mlp.experts.")
+        if not stack:
+            yield name.replace(".mlp.gate.", f".{block}.gate."), parameter
+            continue
+        for number, matrix in enumerate(parameter.detach()):
+            matrices = zip(parts[:2], matrix.chunk(2), strict=True) if stack == "gate_up_proj" else [(parts[2], matrix)]
+            for part, rows in matrices:
+                yield f"{layer}.{block}.experts.{number}.{part}.weight", rows
+
+
 def write_quantised(folder, oracle, config, writer):
     """Save ``oracle`` with each linear layer but the head as ``writer(name, weight)`` gives it; it then computes with the values.
 
@@ -131,9 +146,10 @@ def write_quantised(folder, oracle, config, writer):
     oracle.config.save_pretrained(folder)
     tensors = {}
     with torch.no_grad():
-        for name, parameter in oracle.named_parameters():
+        for name, parameter in parameters_of(oracle):
             layer = name.removesuffix(".weight")
-            written = writer(layer, parameter.detach()) if name.endswith("_proj.weight") else None
+            is_linear = name.endswith("_proj.weight") or ".experts." in name
+            written = writer(layer, parameter.detach()) if is_linear else None
             if written is None:
                 tensors[name] = parameter.detach().clone()
                 continue

@@ -9,7 +9,7 @@ from rapid_llm.config import EngineConfig
 from rapid_llm.engine.request import Request, TokenRules
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.runtime.graph_runner import MAX_SEQUENCES
-from tests.tiny_model import save_checkpoint, tiny_llama
+from tests.tiny_model import save_checkpoint, tiny_llama, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +17,9 @@ def folder(tmp_path_factory):
     return save_checkpoint(tiny_llama(), tmp_path_factory.mktemp("tiny"))
 
 
-def run(folder, dtype, num_requests, *, replays, shuffle):
+def run(folder, dtype, num_requests, *, replays, shuffle, quantize=None):
     """Greedy ids of staggered requests of several lengths, and how many steps came from a recording."""
-    config = EngineConfig(str(folder), "cpu", dtype, max_num_seqs=12, max_kv_tokens=2048)
+    config = EngineConfig(str(folder), "cpu", dtype, max_num_seqs=12, max_kv_tokens=2048, quantize=quantize)
     engine = build_engine(config, open_checkpoint(folder), StartupLedger())
     forward = engine.worker.forward
     forward.enabled = replays
@@ -52,6 +52,15 @@ def test_replayed_steps_choose_the_same_ids(folder, num_requests, shuffle):
     assert none == set()
     assert recorded
     assert max(recorded) <= MAX_SEQUENCES
+
+
+@pytest.mark.parametrize("quantize", [None, "int4"])
+def test_steps_through_experts_are_replayed(tmp_path, quantize):
+    sparse = save_checkpoint(tiny_model("qwen3_moe", mlp_only_layers=[1]), tmp_path)
+    expected, _ = run(sparse, "float32", 3, replays=False, shuffle=False, quantize=quantize)
+    ids, recorded = run(sparse, "float32", 3, replays=True, shuffle=True, quantize=quantize)
+    assert ids == expected
+    assert {1, 2, 3} <= recorded
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

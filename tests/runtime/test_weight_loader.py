@@ -9,7 +9,7 @@ from rapid_llm.build import build_engine
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
 from rapid_llm.ledger import StartupLedger
-from tests.tiny_model import save_checkpoint, tiny_llama
+from tests.tiny_model import save_checkpoint, tiny_llama, tiny_model
 
 
 @pytest.fixture
@@ -60,6 +60,38 @@ def test_a_missing_tensor_stops_the_start_by_name(folder, name):
 def test_an_unexpected_or_misshapen_tensor_stops_the_start_by_name(folder, change, words):
     change_tensors(folder, change)
     with pytest.raises(CheckpointError, match=words):
+        LLM(str(folder))
+
+
+EXPERT = {
+    "mixtral": "model.layers.1.block_sparse_moe.experts.3.w3.weight",
+    "qwen3_moe": "model.layers.0.mlp.experts.7.down_proj.weight",
+}
+ROUTER = {"mixtral": "model.layers.0.block_sparse_moe.gate.weight", "qwen3_moe": "model.layers.1.mlp.gate.weight"}
+
+
+@pytest.mark.case("J2")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("name", [*EXPERT.values(), *ROUTER.values()])
+def test_a_missing_tensor_of_one_expert_stops_the_start_by_name(name, quantize, tmp_path):
+    folder = save_checkpoint(tiny_model("mixtral" if "block_sparse" in name else "qwen3_moe"), tmp_path)
+    change_tensors(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(CheckpointError, match=f"1 missing \\({name}\\)$|1 missing \\({name}\\), wanted"):
+        LLM(str(folder), quantize=quantize)
+
+
+@pytest.mark.case("J2")
+@pytest.mark.parametrize("family", EXPERT)
+def test_an_expert_too_many_or_of_another_shape_stops_the_start_by_name(family, tmp_path):
+    folder = save_checkpoint(tiny_model(family), tmp_path)
+    name = EXPERT[family]
+    another = name.replace(".experts.", ".experts.1")
+
+    def change(tensors):
+        tensors[another], tensors[name] = tensors[name], tensors[name][:, :-1]
+
+    change_tensors(folder, change)
+    with pytest.raises(CheckpointError, match=rf"1 unexpected \({another}\); 1 mis-shaped \({name} is "):
         LLM(str(folder))
 
 

@@ -19,6 +19,10 @@ LAYERS = {
 }
 VOCABULARIES = (49_152, 128_256, 151_936)
 GEMM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+QUANTISED_TOKENS = (1, 8, 16, 32, 64, 256, 1024, 4096)
+# experts, experts of a token, hidden and inner width: of Qwen3-30B-A3B and of Mixtral-8x7B
+MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 14_336))
+MOE_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
 _MOST_KEYS = 1 << 19  # of all sequences of a decode batch: 2.1 GB of 8 heads of 128 in bf16
 PAGE_SIZE = 16
 
@@ -69,7 +73,7 @@ def _gemm() -> Iterator[Sizes]:
 def _of_llama() -> Iterator[Sizes]:
     """Projections of the larger model."""
     for n, k in LAYERS["llama-8b"]:
-        for tokens in GEMM_TOKENS:
+        for tokens in QUANTISED_TOKENS:
             yield {"num_tokens": tokens, "n": n, "k": k}
 
 
@@ -89,6 +93,26 @@ def _weight_only(group: int | None) -> Iterator[Sizes]:
 def _fp4() -> Iterator[Sizes]:
     """As _weight_only; the size of a group is the format's."""
     return ({name: each[name] for name in ("num_tokens", "n", "k")} for each in _weight_only(None))
+
+
+def _routes() -> Iterator[Sizes]:
+    for experts, top_k in ((128, 8), (8, 2), (256, 8)):
+        for tokens in MOE_TOKENS:
+            yield {"num_tokens": tokens, "num_experts": experts, "top_k": top_k}
+
+
+def _mixtures(group: int | None = None) -> Iterator[Sizes]:
+    """Layers of experts; ``group`` is 0 where an output has one scale and None where there is none to name."""
+    for experts, top_k, hidden, inner in MIXTURES:
+        for tokens in MOE_TOKENS:
+            yield {
+                "num_tokens": tokens,
+                "num_experts": experts,
+                "top_k": top_k,
+                "hidden_size": hidden,
+                "intermediate_size": inner,
+                **({} if group is None else {"group": group}),
+            }
 
 
 def _kv_write() -> Iterator[Sizes]:
@@ -144,6 +168,12 @@ _SIZES = {
     "dense_gemm": _gemm,
     "w8a16_gemm": lambda: _weight_only(None),
     "w4a16_gemm": lambda: _weight_only(128),
+    "route_experts": _routes,
+    "fused_moe": _mixtures,
+    "fused_moe_fp8": lambda: _mixtures(0),
+    "fused_moe_w8a16": lambda: _mixtures(0),
+    "fused_moe_w4a16": lambda: _mixtures(128),
+    "fused_moe_mxfp4": _mixtures,
     "quantize_fp8": lambda: (sizes | {"group": group} for sizes in _quantised() for group in (sizes["k"], 128)),
     "fp8_gemm": lambda: (*_weight_only(None), *_weight_only(128)),
     "quantize_int8": _quantised,
@@ -151,6 +181,7 @@ _SIZES = {
     "nvfp4_gemm": _fp4,
     "mxfp4_gemm": _fp4,
     "quantize_nvfp4": lambda: _of_rows("k", HIDDEN),
+    "gather_columns": lambda: _of_rows("k", HIDDEN),
     "update_kv_buffer": _kv_write,
     "update_kv_index": _kv_index,
     "flash_decoding": _decode,

@@ -96,7 +96,7 @@ def workload(
     read_and_written = [
         name
         for name in _written(op)
-        if name not in ("out", "scales", "out_ids", "out_logprobs", "k_pool", "v_pool", "page_table")
+        if name not in ("out", "scales", "out_ids", "out_weights", "out_logprobs", "k_pool", "v_pool", "page_table")
     ]
     pristine = {(number, name): entry[name].clone() for number, entry in enumerate(sets) for name in read_and_written}
     return Workload(op, dtype, dict(sizes), make.variant, sets, cost.read + cost.written, pristine)
@@ -184,6 +184,14 @@ def _vocab_embedding(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     ]
 
 
+def _gather_columns(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    order = torch.randperm(s["k"], generator=make.generator, device=make.device).to(torch.int32)
+    return [
+        {"x": make.normal(s["num_tokens"], s["k"]), "order": order, "out": make.empty(s["num_tokens"], s["k"])}
+        for _ in range(make.count)
+    ]
+
+
 def _dense_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     tokens, n, k = s["num_tokens"], s["n"], s["k"]
     return [
@@ -212,7 +220,7 @@ def _w4a16_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
             "x": make.normal(tokens, k),
             "weight": make.bytes(n, k // 2),
             "scales": make.scales(n, _groups(s)),
-            "zeros": make.bytes(n, _groups(s)) & 15,
+            "zeros": make.empty(n, _groups(s), dtype=torch.uint8).fill_(8),  # as peers have it, who take codes less 8
             "out": make.empty(tokens, n),
         }
         for _ in range(make.count)
@@ -254,6 +262,87 @@ def _groups(s: dict[str, int]) -> int:
     return 1 if s["k"] % s["group"] else s["k"] // s["group"]
 
 
+def _route_experts(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, experts, top_k = s["num_tokens"], s["num_experts"], s["top_k"]
+    return [
+        {
+            "logits": make.normal(tokens, experts),
+            "out_ids": make.empty(tokens, top_k, dtype=torch.int32),
+            "out_weights": make.empty(tokens, top_k, dtype=torch.float32),
+        }
+        for _ in range(make.count)
+    ]
+
+
+def _moe(make: _Maker, s: dict[str, int], experts: Arguments) -> list[Arguments]:
+    """Calls of the same experts, who are many: each set has tokens of its own that go to others of them."""
+    tokens, top_k = s["num_tokens"], s["top_k"]
+    sets = []
+    for _ in range(make.count):
+        draws = torch.rand(tokens, s["num_experts"], generator=make.generator, device=make.device)
+        chosen = draws.topk(top_k, dim=1)
+        sets.append(
+            {
+                "x": make.normal(tokens, s["hidden_size"]),
+                **experts,
+                "ids": chosen.indices.to(torch.int32),
+                "weights": chosen.values / chosen.values.sum(1, keepdim=True),
+                "out": make.empty(tokens, s["hidden_size"]),
+            }
+        )
+    return sets
+
+
+def _moe_shapes(s: dict[str, int]) -> dict[str, tuple[int, int, int]]:
+    """[experts, n, k] of both weights."""
+    experts, hidden, inner = s["num_experts"], s["hidden_size"], s["intermediate_size"]
+    return {"gate_up": (experts, 2 * inner, hidden), "down": (experts, hidden, inner)}
+
+
+def _moe_groups(k: int, group: int) -> int:
+    """Scales of an output: one where there is no group or it does not divide k."""
+    return 1 if not group or k % group else k // group
+
+
+def _fused_moe(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    return _moe(make, s, {name: make.normal(*shape, scale=shape[2] ** -0.5) for name, shape in _moe_shapes(s).items()})
+
+
+def _fused_moe_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    experts: Arguments = {}
+    for name, (count, n, k) in _moe_shapes(s).items():
+        experts[name] = (make.bytes(count, n, k) & 0xBF).view(torch.float8_e4m3fn)  # no NaN
+        kept = (count, -(-n // 128), -(-k // 128)) if s["group"] else (count, n)
+        experts[f"{name}_scales"] = make.scales(*kept).float() * 4
+    return _moe(make, s, experts)
+
+
+def _fused_moe_w8a16(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    experts: Arguments = {}
+    for name, (count, n, k) in _moe_shapes(s).items():
+        experts[name] = make.bytes(count, n, k).view(torch.int8)
+        experts[f"{name}_scales"] = make.scales(count, n, _moe_groups(k, s["group"])).float() / 32
+    return _moe(make, s, experts)
+
+
+def _fused_moe_w4a16(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    experts: Arguments = {}
+    for name, (count, n, k) in _moe_shapes(s).items():
+        groups = _moe_groups(k, s["group"])
+        experts[name] = make.bytes(count, n, k // 2)
+        experts[f"{name}_scales"] = make.scales(count, n, groups)
+        experts[f"{name}_zeros"] = make.bytes(count, n, groups) & 15
+    return _moe(make, s, experts)
+
+
+def _fused_moe_mxfp4(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    experts: Arguments = {}
+    for name, (count, n, k) in _moe_shapes(s).items():
+        experts[name] = make.bytes(count, n, k // 2)
+        experts[f"{name}_scales"] = make.bytes(count, n, -(-k // 32)) % 3 + 120
+    return _moe(make, s, experts)
+
+
 def _quantize_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     return [
         {"x": make.normal(s["num_tokens"], s["k"]), **_e4m3_out(make, s["num_tokens"], s["k"], s["group"])}
@@ -273,7 +362,10 @@ def _fp8_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     if group < k:
         scales = {"x_scales": (tokens, -(-k // group)), "weight_scales": (-(-n // group), -(-k // group))}
     return [
-        {name: make.normal(rows, k, scale=100.0).to(torch.float8_e4m3fn) for name, rows in (("x", tokens), ("weight", n))}
+        {
+            name: make.normal(rows, k, scale=50.0).clamp_(-448, 448).to(torch.float8_e4m3fn)
+            for name, rows in (("x", tokens), ("weight", n))
+        }
         | {name: make.scales(*shape).float() for name, shape in scales.items()}
         | {"out": make.empty(tokens, n)}
         for _ in range(make.count)
@@ -420,6 +512,12 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "dense_gemm": _dense_gemm,
     "w8a16_gemm": _w8a16_gemm,
     "w4a16_gemm": _w4a16_gemm,
+    "route_experts": _route_experts,
+    "fused_moe": _fused_moe,
+    "fused_moe_fp8": _fused_moe_fp8,
+    "fused_moe_w8a16": _fused_moe_w8a16,
+    "fused_moe_w4a16": _fused_moe_w4a16,
+    "fused_moe_mxfp4": _fused_moe_mxfp4,
     "quantize_fp8": _quantize_fp8,
     "fp8_gemm": _fp8_gemm,
     "quantize_int8": _quantize_int8,
@@ -427,6 +525,7 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "nvfp4_gemm": _nvfp4_gemm,
     "mxfp4_gemm": _mxfp4_gemm,
     "quantize_nvfp4": _quantize_nvfp4,
+    "gather_columns": _gather_columns,
     "update_kv_buffer": _update_kv_buffer,
     "update_kv_index": _update_kv_index,
     "flash_decoding": _flash_decoding,

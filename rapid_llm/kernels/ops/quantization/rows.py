@@ -1,9 +1,9 @@
 """Rows and contracts of the quantization family."""
 
 from rapid_llm.kernels.ops.interfaces import Family
-from rapid_llm.kernels.ops.quantization import fp4_rows, fp8_rows, w8a8_int8_rows, weight_only_rows
+from rapid_llm.kernels.ops.quantization import columns_rows, fp4_rows, fp8_rows, w8a8_int8_rows, weight_only_rows
 
-_PARTS = (weight_only_rows, fp8_rows, w8a8_int8_rows, fp4_rows)
+_PARTS = (weight_only_rows, fp8_rows, w8a8_int8_rows, fp4_rows, columns_rows)
 
 FAMILY = Family(
     name="quantization",

@@ -8,6 +8,7 @@ surprised as often and not by the same words. On a CPU activations stay in the c
 import argparse
 import hashlib
 import math
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, help="stop there; None is the whole text")
     options = parser.parse_args()
+    os.environ.setdefault("RAPID_QUANTIZE_CACHE", "off")
     texts, digest = windows(options.tokens)
     found: dict[str, dict[str, float]] = {}
     print(f"{'weights':<10} perplexity    ratio        KL")

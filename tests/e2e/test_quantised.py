@@ -25,7 +25,7 @@ def with_rounded_weights(oracle, kind):
 
 
 SPARSE = ("mixtral", "qwen3_moe")
-EXPERT_KINDS = ("int8", "int4")
+EXPERT_KINDS = ("fp8", "int8", "int4")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_experts_that_cannot_be_kept_so_are_refused_by_layer(tmp_path):
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {*EXPERT_KINDS}))
 def test_experts_in_a_format_that_no_op_for_experts_reads_are_refused_by_layer(kind, tmp_path):
     folder = save_checkpoint(tiny_model("mixtral"), tmp_path)
-    message = rf"model\.layers\.0\.block_sparse_moe\.experts cannot be served in their format: got {kind}, .*quantize='int8' or"
+    message = rf"model\.layers\.0\.block_sparse_moe\.experts cannot be served in their format: got {kind}, .*quantize='fp8'"
     with pytest.raises(ConfigError, match=message):
         LLM(str(folder), quantize=kind)
 

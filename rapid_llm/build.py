@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -22,8 +23,10 @@ from rapid_llm.quantization.formats import Formats
 from rapid_llm.quantization.gguf import GROUP, OPS, GgufFormats
 from rapid_llm.quantization.online import OnlineFormats
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
+from rapid_llm.runtime.quantised_cache import KeptFormats, QuantisedCache, load_quantised
 from rapid_llm.runtime.weight_loader import load_weights
 from rapid_llm.runtime.worker import Worker
+from rapid_llm.weights import Layer
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +45,19 @@ def build_engine(
         NoKernelError: an op that nothing serves here.
     """
     place = choose_placement(config, source)
+    if config.quantize is not None:
+        place = replace(place, formats=KeptFormats(place.formats))
     model = source.config
     with ledger.phase("model"):
         tied_head = is_head_tied(source)
         network = architecture(model.architecture).load()(
             place, model, max_positions=config.max_model_len or model.context, tied_head=tied_head
         )
-    with ledger.phase("weights"):
-        ledger.note(str(load_weights(source, network.weights(), progress)))
-        if model.tie_word_embeddings and not tied_head and torch.equal(network.head.weight, network.embedding.weight):
-            network.head.share(network.embedding)
+    _load(config, source, network, place.formats, ledger, progress)
+    if model.tie_word_embeddings and not tied_head:
+        with ledger.phase("head"):
+            if torch.equal(network.head.weight, network.embedding.weight):
+                network.head.share(network.embedding)
     with ledger.phase("KV pool"):
         resolved = resolve_sizes(config, model, place)
         pool = build_pool(resolved, model, place)
@@ -62,6 +68,33 @@ def build_engine(
         if line and place.info.type != "cpu":
             logger.warning(line)
     return engine
+
+
+def _load(
+    config: EngineConfig,
+    source: CheckpointSource,
+    network: Layer,
+    formats: Formats,
+    ledger: StartupLedger,
+    progress: Progress | None,
+) -> None:
+    """Fill the model: from the checkpoint, or with weights that an earlier start has quantised and kept."""
+    if config.quantize is None or not isinstance(formats, KeptFormats):
+        with ledger.phase("weights"):
+            ledger.note(str(load_weights(source, network.weights(), progress)))
+        return
+    kept = QuantisedCache(source, config.quantize)
+    if kept.is_there:
+        with ledger.phase("weights"):
+            report = load_quantised(source, network.weights, formats, kept, progress)
+        if report is not None:
+            ledger.note(str(report))
+            ledger.note(f"weights quantised to {config.quantize} by an earlier start, from {kept.folder}")
+            return
+    with ledger.phase(f"weights, quantised to {config.quantize}"):
+        ledger.note(str(load_weights(source, network.weights(), progress)))
+    with ledger.phase("keep quantised weights"):
+        ledger.note(kept.write(formats.parts))
 
 
 def choose_placement(config: EngineConfig, source: CheckpointSource) -> Placement:

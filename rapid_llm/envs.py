@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rapid_llm.errors import ConfigError
 
@@ -52,6 +52,13 @@ class Environment:
     kernels: Mapping[str, str] = field(
         default_factory=dict,
         metadata={"parse": _kernel_choices, "summary": "rows to serve in place of the ranked ones: 'swiglu=torch.swiglu,op=row'"},
+    )
+    quantize_cache: Path | Literal["off"] | None = field(
+        default=None,
+        metadata={
+            "parse": lambda text: "off" if text == "off" else _directory(text),
+            "summary": "folder where quantised weights are kept for the next start, or off; default: in the data folder",
+        },
     )
     commit: str = field(
         default="",

@@ -29,6 +29,7 @@ class StartupLedger:
         self.phases: list[Phase] = []
         self.notes: list[str] = []
         self.first_token: float | None = None
+        self._doing: dict[str, str] = {}
         self._add("interpreter and command line", 0.0, self.now())
 
     def now(self) -> float:
@@ -38,11 +39,18 @@ class StartupLedger:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time what runs inside as ``name``."""
-        start = self.now()
+        start, thread = self.now(), threading.current_thread().name
+        before, self._doing[thread] = self._doing.get(thread, ""), name
         try:
             yield
         finally:
+            self._doing[thread] = before
             self._add(name, start, self.now())
+
+    @property
+    def doing(self) -> str:
+        """The phase that the calling thread is in; empty between two."""
+        return self._doing.get(threading.current_thread().name, "")
 
     def mark_first_token(self) -> None:
         """Note the first token, once."""

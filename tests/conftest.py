@@ -38,6 +38,14 @@ def _empty_tensors_hold_nan():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_weights_are_kept():
+    """No test, nor a process it starts, reads or writes quantised weights of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAPID_QUANTIZE_CACHE", "off")
+        yield
+
+
 def _filled_with_nan(allocate):
     @functools.wraps(allocate)
     def poisoned(*args, **kwargs):

@@ -1,13 +1,14 @@
 """What does each way of keeping weights cost the embedded model, in perplexity?  python -m benchmarks.engine.bench_perplexity
 
 Every token of perplexity.txt is predicted from those before it in a window of 512, through the engine's own forward pass. Beside
-perplexity, the mean Kullback-Leibler divergence of the next-token distributions from those of float32 (in nats): two models may be
+perplexity, the mean Kullback-Leibler divergence of next-token distributions from those of float32 (in nats): two models may be
 surprised as often and not by the same words. On a CPU activations stay in the compute dtype whatever the weights are.
 """
 
 import argparse
 import hashlib
 import math
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, help="stop there; None is the whole text")
     options = parser.parse_args()
+    os.environ.setdefault("RAPID_QUANTIZE_CACHE", "off")
     texts, digest = windows(options.tokens)
     found: dict[str, dict[str, float]] = {}
     print(f"{'weights':<10} perplexity    ratio        KL")

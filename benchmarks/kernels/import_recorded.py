@@ -17,7 +17,7 @@ ORIGIN = (
 def main() -> None:
     """The fastest right arm of every case that is a cell of ours."""
     best: dict[str, tuple] = {}
-    for name in ("elementwise", "kv_sampling", "gemm", "decode", "prefill"):
+    for name in ("elementwise", "kv_sampling", "gemm", "decode", "prefill", "moe"):
         run = json.loads((Path(sys.argv[1]) / f"{name}.json").read_text())
         c = run["ceilings"]
         ceilings = Ceilings(c["read_gbps"], c["copy_gbps"], c["bf16_tflops"], c["graph_node_us"])

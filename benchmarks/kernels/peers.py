@@ -30,6 +30,9 @@ SAME_AS_ROW = {"torch_cublas": "cublas.dense_gemm"}
 _SUITES = ("suite_elementwise", "suite_kv_sampling", "suite_gemm", "suite_decode", "suite_prefill")
 _DIM = 128  # of every head in their cases
 _MODES = {"greedy": ("greedy", 0, 1.0), "top_k_top_p": ("topk_topp", 50, 0.9), "top_p": ("topp", 0, 0.9)}
+_GEMMS = {"gemm_fp8": ("fp8_gemm", 0), "gemm_int4": ("w4a16_gemm", 128), "gemm_int8w": ("w8a16_gemm", 0)}  # theirs: ours, group
+QWEN3_EXPERTS = {"num_experts": 128, "top_k": 8, "hidden_size": 2048, "intermediate_size": 768}
+_ROUTED_FREE = 4096  # tokens from which on the routing in their times is under a hundredth of them; ours is an op of its own
 _OWN_POOL = "vllm_cuda_split_pool"  # writes to a pool of another layout, which nobody here could check
 _COMPILED = ("compile", "flex", "inductor")  # arms whose compilation takes longer than everything else together
 
@@ -115,6 +118,12 @@ def our_cell(op: str, case: Mapping[str, Any]) -> Cell | None:
         return Cell("update_kv_buffer", sizes, variant="scattered")
     if op == "gemm_bf16":
         return Cell("dense_gemm", {"num_tokens": case["M"], "n": case["N"], "k": case["K"]})
+    if op in _GEMMS:
+        ours, group = _GEMMS[op]
+        sizes = {"num_tokens": case["M"], "n": case["N"], "k": case["K"], "group": group or case["K"]}
+        return Cell(ours, sizes)
+    if op == "moe" and case["tokens"] >= _ROUTED_FREE:
+        return Cell("fused_moe", {"num_tokens": case["tokens"], **QWEN3_EXPERTS})
     if op == "sampling":
         variant = next(name for name, mode in _MODES.items() if mode[0] == case["mode"])
         return Cell("sample", {"num_seqs": case["B"], "vocab_size": case["V"]}, "float32", variant)
@@ -159,6 +168,9 @@ def their_case(cell: Cell) -> tuple[str, dict[str, Any]]:
         return "kv_scatter", {"tokens": s["num_tokens"], "hk": s["num_kv_heads"]}
     if cell.op == "dense_gemm":
         return "gemm_bf16", {"proj": "", "N": s["n"], "K": s["k"], "M": s["num_tokens"]}
+    for theirs, (ours, group) in _GEMMS.items():
+        if cell.op == ours and s["group"] == (group or s["k"]):
+            return theirs, {"proj": "", "N": s["n"], "K": s["k"], "M": s["num_tokens"]}
     if cell.op == "sample" and cell.variant in _MODES:
         mode, k, p = _MODES[cell.variant]
         return "sampling", {"B": s["num_seqs"], "V": s["vocab_size"], "mode": mode, "k": k, "p": p}
@@ -203,12 +215,24 @@ def _their_set(cell: Cell, op: str, a: Mapping[str, Any]) -> dict[str, Any]:
         return {"k": a["k"].contiguous(), "v": a["v"].contiguous(), "rows": rows, "rows64": rows.long(), "pool": pool}
     if op == "gemm_bf16":
         return {"x": a["x"], "w": a["weight"]}
+    if op == "gemm_fp8":
+        return {"x": _scaled(a["x"], a["x_scales"]), "w": _scaled(a["weight"], a["weight_scales"])}
+    if op == "gemm_int4":
+        codes = torch.stack((a["weight"] & 15, a["weight"] >> 4), 2).flatten(1)
+        return {"x": a["x"], "w": codes, "q": (codes, a["scales"])}
+    if op == "gemm_int8w":
+        return {"x": a["x"], "w": a["weight"], "q": (a["weight"], a["scales"].view(-1, 1).to(torch.bfloat16))}
     if op == "sampling":
         return {"logits": a["logits"]}
     if op == "prefill":
         k, v = packed_keys(a)
         return {"q": a["q"], "k": k, "v": v}
     return {"q": a["q"], "q8": None, "pool": combined(a["k_pool"], cell.sizes["num_kv_heads"]), "pages": _table_of(a)}
+
+
+def _scaled(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The values of e4m3 codes with a scale a row, which their quantiser brings back."""
+    return (codes.float() * scales.view(-1, 1)).to(torch.bfloat16)
 
 
 # --- their factories as our arms ----------------------------------------------------------------------------------------------

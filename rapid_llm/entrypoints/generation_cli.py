@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +183,8 @@ def _load(options: argparse.Namespace) -> "LLM":
     wishes = {name: getattr(options, name) for name in _ENGINE_FLAGS}
     if not sys.stderr.isatty():
         return LLM(**wishes, ledger=ledger)
-    loading, downloading = partial(_show_progress, "loading weights"), partial(_show_progress, "downloading")
+    loading = partial(_show_progress, lambda: f"loading {ledger.doing}")  # which says whether they are quantised meanwhile
+    downloading = partial(_show_progress, lambda: "downloading")
     try:
         return LLM(**wishes, ledger=ledger, progress=loading, download_progress=downloading)
     except BaseException:
@@ -191,11 +192,11 @@ def _load(options: argparse.Namespace) -> "LLM":
         raise
 
 
-def _show_progress(what: str, done: int, total: int, seconds: float) -> None:
+def _show_progress(what: Callable[[], str], done: int, total: int, seconds: float) -> None:
     """One line that rewrites itself and vanishes when all is done."""
     rate = done / 1e9 / max(seconds, 1e-9)
     end = _CLEAR_LINE if done == total else ""
-    sys.stderr.write(f"\r{what} {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate:.2f} GB/s{end}")
+    sys.stderr.write(f"\r{what()} {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate:.2f} GB/s{end}")
     sys.stderr.flush()
 
 

@@ -20,6 +20,7 @@ from rapid_llm.quantization.filling import (
     input_scale_slot,
     intake,
     scale_slot,
+    zeros_slot,
 )
 from rapid_llm.quantization.formats import CheckpointFormat, Held, Read
 from rapid_llm.quantization.fp8 import Activations, Fp8
@@ -35,6 +36,7 @@ from rapid_llm.weights import WeightSlot
 logger = logging.getLogger(__name__)
 
 _NEUTRAL_PARTS = ("sparsity_config", "transform_config")  # empty, or absent
+_SYMMETRIC = "0, as the config says symmetric"
 _ARGUMENTS = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")  # how numbers were found
 
 
@@ -95,8 +97,8 @@ class PackedIntegers:
         if self.zeros:
             shape = (-(-part.n // per_word), part.k // part.group)
             yield intake(f"{name}.weight_zero_point", part, zeros, shape, ("int32",))
-        else:
-            yield from _no_zero_points(f"{name}.weight_zero_point", part, self.held, self.file)
+        elif f"{name}.weight_zero_point" in self.held:
+            yield zeros_slot(f"{name}.weight_zero_point", part, self.held, self.file, _SYMMETRIC)
         if f"{name}.weight_shape" in self.held:
             yield _shape_slot(f"{name}.weight_shape", part, self.file)
         index = f"{name}.weight_g_idx"
@@ -161,7 +163,8 @@ class Integers:
         yield WeightSlot(f"{name}.weight", part.weight, ("int8",), part.whole.finish)
         yield scale_slot(f"{name}.weight_scale", part, self.layout, self.held)
         for zero_point in ("weight_zero_point", "input_zero_point"):
-            yield from _no_zero_points(f"{name}.{zero_point}", part, self.held, self.file)
+            if f"{name}.{zero_point}" in self.held:
+                yield zeros_slot(f"{name}.{zero_point}", part, self.held, self.file, _SYMMETRIC)
         if (activations := input_scale_slot(f"{name}.input_scale", part, self.held)) is not None:
             yield activations
 
@@ -169,18 +172,6 @@ class Integers:
         """See CheckpointFormat."""
         codes = read(f"{name}.weight").double()
         return codes * expanded_scales(read(f"{name}.weight_scale"), self.layout, *codes.shape)
-
-
-def _no_zero_points(name: str, part: Packed, held: Held, file: Path) -> Iterator[WeightSlot]:
-    """The slot of zero points that a symmetric layer need not have: they must be 0."""
-
-    def store(_start: int, points: torch.Tensor) -> None:
-        if bool((points != 0).any()):
-            got, wanted = "zero points that are not 0", "0, as the config says symmetric"
-            raise CheckpointError(f"{file}: {name} cannot be used", got=got, wanted=wanted, change="correct the config")
-
-    if name in held:
-        yield intake(name, part, store, held[name].shape, (held[name].dtype,))
 
 
 def _shape_slot(name: str, part: Packed, file: Path) -> WeightSlot:

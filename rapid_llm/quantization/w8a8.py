@@ -19,10 +19,13 @@ class W8A8(Packed):
     weights are.
 
     Attributes:
+        code: dtype of weights and rounded activations.
+        largest: the largest number in it that activations are rounded to.
         x_scale: fp32 [1], what all activations are scaled by; None measures each token's.
     """
 
     code: ClassVar[torch.dtype]
+    largest: ClassVar[float]
     quantiser: ClassVar[str]
     gemm: ClassVar[str]
 
@@ -96,6 +99,7 @@ class Fp8Weight(W8A8):
 
     experts_op = "fused_moe_fp8"
     code = torch.float8_e4m3fn
+    largest = E4M3_MAX
     quantiser = "quantize_fp8"
     gemm = "fp8_gemm"
 
@@ -143,6 +147,7 @@ class Int8Activations(W8A8):
     """int8 weights and activations: quantize_int8 and int8_gemm. Rounding: to int8 of a row's largest magnitude over 127."""
 
     code = torch.int8
+    largest = 127.0
     quantiser = "quantize_int8"
     gemm = "int8_gemm"
 

@@ -22,7 +22,17 @@ BEYOND_THE_SWEEP = {
     "rms_norm": ({"d": 20_480},),
     "add_rms_norm": ({"d": 20_480},),
     "w8a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 64, "group": 1024}),
+    "quantize_fp8": (
+        {"group": 128},
+        {"num_tokens": 65_540, "k": 128, "group": 128},
+        {"num_tokens": 65_536, "k": 20_480, "group": 20_480},
+    ),
+    "quantize_int8": ({"num_tokens": 65_540, "k": 128}, {"num_tokens": 65_536, "k": 20_480}),
+    "fp8_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 16, "group": 128}),
+    "int8_gemm": ({"num_tokens": 4096}, {"num_tokens": 16}),
     "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
+    "nvfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64, "n": 14_336}, {"num_tokens": 4096}),
+    "mxfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64, "n": 14_336}, {"num_tokens": 4096}),
 }
 SCALARS = {"eps": 1e-6, "sm_scale": 0.125}
 
@@ -101,7 +111,9 @@ def _implied(sizes):
     """Sizes that a contract's dims name and its sweep leaves to the case maker."""
     implied = {"n": 20, "max_positions": 4096, "num_table_rows": 256, "num_columns": 64, "max_seqlen_q": sizes.get("q_len")}
     if "group" in sizes:
-        implied |= {"groups": sizes["k"] // sizes["group"], "half_k": sizes["k"] // 2}
+        implied |= {"groups": sizes["k"] // sizes["group"]}
+    if "k" in sizes:
+        implied |= {"half_k": sizes["k"] // 2, "groups_of_16": sizes["k"] // 16, "groups_of_32": sizes["k"] // 32}
     if "kv_len" in sizes:
         columns = -(-sizes["kv_len"] // sizes["page_size"])
         implied |= {"num_columns": columns, "num_rows": (sizes["num_seqs"] * columns + 1) * sizes["page_size"]}

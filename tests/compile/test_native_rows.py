@@ -18,7 +18,14 @@ NARROW = {
 }
 
 # The least load in bits, by row, where it is not more than 16: a bias is 16 bits an output, a group's zero points are 8.
-LEAST_BITS = {"triton.w8a16_gemm": 16, "triton.w4a16_gemm": 8}
+LEAST_BITS = {
+    "triton.w8a16_gemm": 16,
+    "triton.w4a16_gemm": 8,
+    "triton.fp8_gemm": 16,
+    "triton.int8_gemm": 16,
+    "triton.nvfp4_gemm": 16,
+    "triton.mxfp4_gemm": 16,
+}
 
 TOKEN_COUNTS = (1, 2, 3, 15, 16, 17, 31, 32, 48, 64)
 

@@ -8,6 +8,7 @@ import torch
 
 from rapid_llm.errors import KernelInputError
 from rapid_llm.kernels.dispatcher.dispatch import load_target
+from rapid_llm.kernels.ops.tile_policy import Tile
 from tests import reference
 from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
 
@@ -18,6 +19,14 @@ CASES = [
 ]
 E4M3 = torch.float8_e4m3fn
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+TILES = [Tile(16, 16, 32), Tile(16, 32, 64), Tile(64, 16, 256), Tile(32, 64, 128)]
+
+
+def native(op):
+    """The Triton rows among those that this machine runs."""
+    return [row for row in each_row_of(op).args[1] if "triton" in row.values[0].spec.requires.packages]
 
 
 def bytes_of(rows, columns, device):
@@ -223,6 +232,26 @@ def test_fp16_activations_of_mxfp4_gemm_keep_their_bits(mxfp4_gemm, device):
     assert torch.equal(out[:, 0], x[:, 3])
 
 
+@pytest.mark.parametrize("nvfp4_gemm", native("nvfp4_gemm"))
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_any_tile_keeps_the_groups_of_nvfp4_gemm_apart_and_the_last_tile_is_written(nvfp4_gemm, tile, device, monkeypatch):
+    monkeypatch.setattr("rapid_llm.kernels.ops.quantization.fp4_product.resolve_tiles", lambda *_, **__: tile)
+    x, weight, scales = torch.randn(300, 176, device=device), bytes_of(37, 88, device), e4m3_of(37, 11, device)
+    global_scales, out = torch.rand(37, device=device), torch.full((300, 37), math.nan, device=device)
+    nvfp4_gemm(x, weight, scales, global_scales, out=out)
+    assert_product(out, reference.nvfp4_gemm(x, weight, scales, global_scales))
+
+
+@pytest.mark.parametrize("mxfp4_gemm", native("mxfp4_gemm"))
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_any_tile_keeps_the_groups_of_mxfp4_gemm_apart_and_the_last_tile_is_written(mxfp4_gemm, tile, device, monkeypatch):
+    monkeypatch.setattr("rapid_llm.kernels.ops.quantization.fp4_product.resolve_tiles", lambda *_, **__: tile)
+    x, weight, scales = torch.randn(300, 160, device=device).half(), bytes_of(37, 80, device), e8m0_of(37, 5, device) - 8
+    out = torch.full((300, 37), math.nan, device=device).half()
+    mxfp4_gemm(x, weight, scales, out=out)
+    assert_product(out, reference.mxfp4_gemm(x, weight, scales))
+
+
 def quantised(row, x, global_scale=1.0):
     """Codes and scales of the row, and the values that they stand for."""
     out = torch.full((x.shape[0], x.shape[1] // 2), 0x99, dtype=torch.uint8, device=x.device)
@@ -343,7 +372,10 @@ def forbid_launches(row, monkeypatch):
     """No kernel of a Triton row's module can be launched from here on."""
     if "triton" in row.spec.requires.packages:
         load_target(row.spec)
-        monkeypatch.setattr(importlib.import_module(row.spec.target.partition(":")[0]), f"_{row.spec.op}_kernel", None)
+        module, kernel = row.spec.target.partition(":")[0], f"_{row.spec.op}_kernel"
+        if row.spec.op != "quantize_nvfp4":
+            module, kernel = "rapid_llm.kernels.ops.quantization.fp4_product", "_fp4_gemm_kernel"
+        monkeypatch.setattr(importlib.import_module(module), kernel, None)
 
 
 WEIGHT = torch.ones(5, 32, dtype=torch.uint8)

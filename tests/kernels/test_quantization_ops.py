@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rapid_llm.errors import KernelInputError
+from rapid_llm.kernels.device import device_info
 from rapid_llm.kernels.dispatcher.dispatch import load_target
 from rapid_llm.kernels.ops.tile_policy import Tile
 from tests import reference
@@ -179,30 +180,60 @@ def test_without_zero_points_eight_is_zero(w4a16_gemm, device):
 
 
 @pytest.mark.parametrize("w4a16_gemm", native("w4a16_gemm"))
-@pytest.mark.parametrize("tile", [Tile(16, 16, 16), Tile(16, 32, 64), Tile(64, 16, 256), Tile(16, 64, 1024)], ids=str)
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tile(16, 16, 16),
+        Tile(16, 32, 64, SPLIT_K=4),
+        Tile(64, 16, 256, SPLIT_K=2),
+        Tile(16, 64, 1024),
+        Tile(1, 2, 256),
+        Tile(1, 4, 1024, num_warps=1),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("group", [16, 64, 512, 544])
 def test_any_tile_keeps_the_groups_of_w4a16_gemm_apart(w4a16_gemm, group, tile, device, monkeypatch):
     """A tile from a store or a search may cut a group or hold several: 544 is all of k, and no power of two."""
     monkeypatch.setattr(importlib.import_module(w4a16_gemm.spec.target.partition(":")[0]), "resolve_tiles", lambda *_, **__: tile)
     k = 544 if group == 544 else 1024 if group == 512 else 576
-    x, weight = torch.randn(5, k, device=device), bytes_of(37, k // 2, device)
+    x, weight = torch.randn(1 if tile.BLOCK_M == 1 else 5, k, device=device), bytes_of(37, k // 2, device)
     scales, codes = scales_of(37, k // group, device), bytes_of(37, k // group, device) & 15
-    for zeros in (codes, codes + 0.25):
-        out = torch.empty(5, 37, device=device)
-        assert_product(w4a16_gemm(x, weight, scales, out=out, zeros=zeros), reference.w4a16_gemm(x, weight, scales, zeros=zeros))
+    bias = torch.randn(37, device=device)
+    for zeros in (codes, codes + 0.25, None):
+        out = torch.full((len(x), 37), math.nan, device=device)
+        w4a16_gemm(x, weight, scales, out=out, zeros=zeros, bias=bias)
+        assert_product(out, reference.w4a16_gemm(x, weight, scales, zeros=zeros, bias=bias))
 
 
 @pytest.mark.parametrize("w8a16_gemm", native("w8a16_gemm"))
-@pytest.mark.parametrize("tile", [Tile(16, 16, 32), Tile(64, 16, 256)], ids=str)
+@pytest.mark.parametrize("stored", [pytest.param(torch.int8, id="int8"), pytest.param(E4M3, id="e4m3")])
+@pytest.mark.parametrize(
+    "tile", [Tile(16, 16, 32), Tile(64, 16, 256, SPLIT_K=2), Tile(1, 2, 128), Tile(1, 4, 1024, num_warps=1)], ids=str
+)
 @pytest.mark.parametrize("group", [16, 256, 544])
-def test_any_tile_keeps_the_groups_of_w8a16_gemm_apart_and_the_last_tile_is_written(w8a16_gemm, group, tile, device, monkeypatch):
+def test_any_tile_keeps_the_groups_of_w8a16_gemm_apart(w8a16_gemm, group, tile, stored, device, monkeypatch):
     """300 tokens are 19 tiles of 16: two groups of eight and one of three."""
     monkeypatch.setattr(importlib.import_module(w8a16_gemm.spec.target.partition(":")[0]), "resolve_tiles", lambda *_, **__: tile)
     k = 544 if group == 544 else 512 if group == 256 else 48
-    tokens = 300 if group == 16 else 5
-    x, weight, scales = torch.randn(tokens, k, device=device), w8_of(37, k, device, E4M3), scales_of(37, k // group, device)
-    out = torch.full((tokens, 37), math.nan, device=device)
-    assert_product(w8a16_gemm(x, weight, scales, out=out), reference.w8a16_gemm(x, weight, scales))
+    tokens = 1 if tile.BLOCK_M == 1 else 300 if group == 16 else 5
+    x, weight, scales = torch.randn(tokens, k, device=device), w8_of(37, k, device, stored), scales_of(37, k // group, device)
+    bias, out = torch.randn(37, device=device), torch.full((tokens, 37), math.nan, device=device)
+    w8a16_gemm(x, weight, scales, out=out, bias=bias)
+    assert_product(out, reference.w8a16_gemm(x, weight, scales, bias=bias))
+
+
+@pytest.mark.parametrize("w8a16_gemm", native("w8a16_gemm"))
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_where_a_device_has_no_e4m3_its_bytes_are_decoded(w8a16_gemm, tokens, device, monkeypatch):
+    """Every byte in turn."""
+    module = importlib.import_module(w8a16_gemm.spec.target.partition(":")[0])
+    monkeypatch.setattr(module, "launch_device", lambda tensor: device_info("a100"))
+    x, weight = torch.randn(tokens, 64, device=device), torch.arange(256, dtype=torch.uint8, device=device).view(4, 64)
+    weight = torch.where(weight & 127 == 127, 0, weight).to(torch.uint8).view(E4M3)
+    out = torch.empty(tokens, 4, device=device)
+    w8a16_gemm(x, weight, torch.ones(4, device=device), out=out)
+    assert_product(out, reference.w8a16_gemm(x, weight, torch.ones(4, device=device)))
 
 
 @each_row_of("w8a16_gemm")

@@ -34,6 +34,13 @@ SIZES = {
     "dense_gemm": GEMM,
     "w8a16_gemm": {**GEMM, "group": 4096},
     "w4a16_gemm": {**GEMM, "group": 128},
+    "quantize_fp8": {"num_tokens": 7, "k": 4096, "group": 4096},
+    "fp8_gemm": {**GEMM, "group": 128},
+    "quantize_int8": {"num_tokens": 7, "k": 4096},
+    "int8_gemm": GEMM,
+    "nvfp4_gemm": GEMM,
+    "mxfp4_gemm": GEMM,
+    "quantize_nvfp4": {"num_tokens": 7, "k": 4096},
     "flashattention2_nopad": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "q_len": 512},
     "flash_decoding": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16},
 }
@@ -140,7 +147,40 @@ def test_every_weight_only_tile_holds_whole_groups_and_fits_its_device(name, op,
 
         assert tile.BLOCK_K % multiple == 0
         assert tile_policy.fits(op, tile, device, dtype, sizes)
+        assert tile.BLOCK_M == 1 or min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
+        assert tile == resolve_tiles(op, device=device, dtype=dtype, **sizes)  # what is explained and searched
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("op", ["fp8_gemm", "int8_gemm"])
+@pytest.mark.parametrize("name", known_devices())
+def test_every_tile_of_bytes_fits_its_device_in_two_stages_and_never_cuts_across_a_group(name, op):
+    device = device_info(name)
+    for tokens, n, k in itertools.product((0, 1, 17, 64, 256, 8192), (1, 576, 151_936), (1, 64, 3960)):
+        for group in (k, 128) if op == "fp8_gemm" and k > 128 else (None,):
+            sizes = {"num_tokens": tokens, "n": n, "k": k} | ({} if group is None else {"group": group})
+            tile = resolve_tiles(op, device=device, dtype="bfloat16", **sizes)
+            assert tile_policy.fits(op, tile, device, "bfloat16", sizes)
+            assert tile.num_stages >= 2
+            assert min(tile.BLOCK_M, tile.BLOCK_N) >= 16
+            assert tile.BLOCK_K >= 32
+            assert tile.BLOCK_K == 128 or group != 128
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("op", "group"), [("nvfp4_gemm", 16), ("mxfp4_gemm", 32)])
+@pytest.mark.parametrize("name", known_devices())
+def test_every_tile_of_4_bit_floats_holds_whole_groups_and_fits_its_device(name, op, group, dtype):
+    device = device_info(name)
+    for tokens, n, k in itertools.product((0, 1, 16, 64, 8192), (1, 8, 4096, 14_336), (32, 96, 4096)):
+        sizes = {"num_tokens": tokens, "n": n, "k": k}
+        tile = resolve_tiles(op, device=device, dtype=dtype, block_k_multiple=group, **sizes)
+
+        assert tile.BLOCK_K % group == 0
+        assert tile_policy.fits(op, tile, device, dtype, sizes)
         assert min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
+        assert tile.num_stages >= 2
         assert tile == resolve_tiles(op, device=device, dtype=dtype, **sizes)  # what is explained and searched
 
 

@@ -9,6 +9,7 @@ from rapid_llm import CheckpointError, ConfigError
 from rapid_llm.build import build_engine
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
+from rapid_llm.entrypoints.verify_checkpoint import check_checkpoint
 from rapid_llm.kernels.device import DeviceInfo, device_info
 from rapid_llm.kernels.dispatcher.dispatch import choose
 from rapid_llm.ledger import StartupLedger
@@ -122,6 +123,29 @@ FORMATS = {
     "ct-nvfp4": COMPRESSED.config("nvfp4-pack-quantized", COMPRESSED.group(COMPRESSED.NVFP4)),
     "ct-mxfp4": COMPRESSED.config("mxfp4-pack-quantized", COMPRESSED.group(COMPRESSED.MXFP4)),
 }
+
+
+WRITTEN = {
+    "gptq": (test_gptq.CONFIG, lambda _, weight: writers.gptq(weight)),
+    "gptq-8-bits": (test_gptq.gptq(bits=8), lambda _, weight: writers.gptq(weight, bits=8, symmetric=True)),
+    "awq": (test_awq.CONFIG, lambda _, weight: writers.awq(weight)),
+    "fp8-static": (test_fp8.STATIC, lambda _, weight: writers.floats(weight, "tensor", input_scale=0.001)),
+    "fp8-blocks": (test_fp8.BLOCKS, lambda _, weight: writers.floats(weight, "block", names=test_fp8.INVERSE)),
+    "w8a8": (FORMATS["w8a8"], lambda _, weight: writers.integers(weight)),
+    "modelopt-nvfp4": (test_modelopt.NVFP4, lambda _, weight: writers.nvfp4(weight)),
+    "mxfp4": (test_mxfp4.CONFIG, test_mxfp4.writer),
+}
+
+
+@pytest.mark.parametrize("is_native", [False, True], ids=["cpu", "native"])
+@pytest.mark.parametrize("form", WRITTEN)
+def test_layers_as_they_serve_are_those_of_the_file(form, is_native, tmp_path, monkeypatch):
+    if is_native:
+        monkeypatch.setattr(Placement, "is_native", lambda *_, **__: True)
+    folder_of(tmp_path, *WRITTEN[form])
+    checks = list(check_checkpoint(tmp_path, EngineConfig(str(tmp_path), "cpu", "float32")))
+    assert len(checks) == 8
+    assert [check.problems for check in checks] == [()] * 8
 
 
 class Asked(Placement):

@@ -161,6 +161,17 @@ def test_rows_that_do_not_divide_into_groups_are_refused_by_layer(tmp_path):
         check_family(tmp_path, "llama", gptq(group_size=64), lambda _, weight: writers.gptq(weight))
 
 
+def test_a_bias_of_zeros_is_left_aside_where_the_model_has_none(tmp_path):
+    def writer(_, weight):
+        tensors, values = writers.gptq(weight)
+        return tensors | {"bias": torch.zeros(len(weight)).half()}, values
+
+    check_family(tmp_path, "llama", CONFIG, writer)
+    tensors, _ = writers.gptq(torch.randn(8, 64))
+    with pytest.raises(CheckpointError, match=r"layer.bias cannot be used: got values that are not 0"):
+        load_layer(CONFIG, tensors | {"bias": torch.ones(8)}, 8, 64)
+
+
 def test_unknown_keys_are_logged_once(caplog):
     with caplog.at_level(logging.WARNING):
         checkpoint_formats(gptq(damp_percent=0.1, new_thing=3), {}, FILE)

@@ -115,16 +115,70 @@ def _gemm(sizes: Sizes) -> Iterator[Tile]:
 
 def _weight_only(sizes: Sizes) -> Iterator[Tile]:
     """Tiles whose BLOCK_K holds the group, where there is more than one."""
-    tokens, grouped = sizes["num_tokens"], sizes["group"] < sizes["k"]
+    tokens, least = sizes["num_tokens"], sizes["group"] if sizes["group"] < sizes["k"] else 1
+    if tokens <= 1:
+        for block_n, block_k, warps in ((2, 1024, 1), (2, 1024, 2), (4, 512, 1), (4, 1024, 1), (4, 1024, 2), (4, 2048, 1),
+                                        (4, 2048, 2), (8, 512, 2), (8, 1024, 2), (8, 2048, 4)):  # fmt: skip
+            yield Tile(1, block_n, max(block_k, least), num_warps=warps)
+        return
     if tokens <= 64:
         block_m = _power(tokens, 16, 64)
-        shapes = [(block_m, block_n, 4) for block_n in (16, 32, 64, 128)] + [(block_m, 64, 2)]
-    else:
-        shapes = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8)]
-    for block_m, block_n, warps in shapes:
+        wide = [(block_m, 32, 4)] if block_m == 16 else [(block_m, 128, 4), (block_m, 128, 8)]
+        for _, block_n, warps in ((block_m, 32, 2), (block_m, 64, 4), *wide):
+            for split in (1, 2, 4):
+                for stages in (2, 3) if block_m == 64 else (3, 4):
+                    yield Tile(block_m, block_n, max(128, least), split, num_warps=warps, num_stages=stages)
+        return
+    for block_m, block_n, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8)):
         for depth in (64, 128):
-            block_k = max(depth, sizes["group"]) if grouped else depth
-            yield from (Tile(block_m, block_n, block_k, num_warps=warps, num_stages=stages) for stages in (2, 3, 4))
+            yield from (Tile(block_m, block_n, max(depth, least), 1, num_warps=warps, num_stages=stages) for stages in (2, 3, 4))
+
+
+def _byte_product(sizes: Sizes) -> Iterator[Tile]:
+    """Of operands of a byte an element; BLOCK_K is the group where k has several."""
+    tokens, grouped = sizes["num_tokens"], sizes.get("group", sizes["k"]) < sizes["k"]
+    if tokens <= 64:
+        block_m = _power(tokens, 16, 64)
+        shapes = [(block_m, block_n, block_k, 4) for block_n in (32, 64, 128) for block_k in (128, 256)]
+    else:
+        shapes = [(m, n, 128, warps) for m, n, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8), (64, 256, 8))]
+        shapes += [] if "group" in sizes else [(128, 256, 128, 8), (256, 128, 128, 8)]
+    for block_m, block_n, block_k, warps in shapes:
+        if block_k == 128 or not grouped:
+            yield from (Tile(block_m, block_n, block_k, num_warps=warps, num_stages=stages) for stages in (2, 3, 4, 5))
+
+
+def _quantised(sizes: Sizes) -> Iterator[Tile]:
+    """Rows as in _rows, or groups of 128."""
+    if sizes.get("group", sizes["k"]) < sizes["k"]:
+        for groups in (4, 8, 16, 32, 64):
+            yield from (Tile(BLOCK_M=groups, BLOCK_N=128, num_warps=warps) for warps in _warps(128 * groups))
+        return
+    for tile in _rows({"d": sizes["k"]}):
+        yield Tile(BLOCK_M=1, BLOCK_N=tile.BLOCK_N, num_warps=tile.num_warps)
+
+
+def _fp4(sizes: Sizes) -> Iterator[Tile]:
+    """A warp for each 16 outputs and with twice as many; steps of 64 to 256 bytes of an output."""
+    tokens = sizes["num_tokens"]
+    if tokens <= 64:
+        block_m = _power(tokens, 16, 64)
+        for block_n, warps in ((16, 1), (32, 2), (64, 4), (128, 8)):
+            for block_k in (128, 256):
+                for split in (1, 2, 4):
+                    yield Tile(block_m, block_n, block_k, split, num_warps=warps, num_stages=3)
+        return
+    for block_m, block_n, warps in (
+        (64, 64, 4),
+        (64, 128, 4),
+        (64, 128, 8),
+        (128, 64, 4),
+        (128, 128, 4),
+        (128, 128, 8),
+        (256, 128, 8),
+    ):
+        for block_k in (64, 128):
+            yield from (Tile(block_m, block_n, block_k, 1, num_warps=warps, num_stages=stages) for stages in (3, 4))
 
 
 _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
@@ -141,4 +195,11 @@ _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "dense_gemm": _gemm,
     "w8a16_gemm": _weight_only,
     "w4a16_gemm": _weight_only,
+    "quantize_fp8": _quantised,
+    "fp8_gemm": _byte_product,
+    "quantize_int8": _quantised,
+    "int8_gemm": _byte_product,
+    "nvfp4_gemm": _fp4,
+    "mxfp4_gemm": _fp4,
+    "quantize_nvfp4": _columns("k"),
 }

@@ -31,11 +31,11 @@ class Ceilings:
     def floor_us(self, cost: Cost, itemsize: int) -> float:
         """The time that bytes and operations take at these rates, the larger of the two.
 
-        fp32 products are held to half the rate of bf16 ones: no card multiplies exact fp32 faster.
+        Products of fp32 are held to half the rate of bf16, since no card multiplies exact fp32 faster; those of bytes to twice.
         """
         moved = cost.read + cost.written
         rate = self.read_gbps if cost.read >= _MOSTLY_READ * cost.written else self.copy_gbps
-        return max(moved / rate / 1e3, cost.flops / (self.tflops if itemsize < 4 else self.tflops / 2) / 1e6)
+        return max(moved / rate / 1e3, cost.flops / (self.tflops * 2 / (cost.operand_bytes or itemsize)) / 1e6)
 
 
 def measure_ceilings() -> Ceilings:

@@ -19,6 +19,7 @@ LAYERS = {
 }
 VOCABULARIES = (49_152, 128_256, 151_936)
 GEMM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+QUANTISED_TOKENS = (1, 8, 16, 32, 64, 256, 1024, 4096)
 # experts, experts of a token, hidden and inner width: of Qwen3-30B-A3B and of Mixtral-8x7B
 MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 14_336))
 MOE_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
@@ -72,7 +73,7 @@ def _gemm() -> Iterator[Sizes]:
 def _of_llama() -> Iterator[Sizes]:
     """Projections of the larger model."""
     for n, k in LAYERS["llama-8b"]:
-        for tokens in GEMM_TOKENS:
+        for tokens in QUANTISED_TOKENS:
             yield {"num_tokens": tokens, "n": n, "k": k}
 
 

@@ -220,7 +220,7 @@ def _w4a16_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
             "x": make.normal(tokens, k),
             "weight": make.bytes(n, k // 2),
             "scales": make.scales(n, _groups(s)),
-            "zeros": make.bytes(n, _groups(s)) & 15,
+            "zeros": make.empty(n, _groups(s), dtype=torch.uint8).fill_(8),  # as peers have it, who take codes less 8
             "out": make.empty(tokens, n),
         }
         for _ in range(make.count)
@@ -362,7 +362,10 @@ def _fp8_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     if group < k:
         scales = {"x_scales": (tokens, -(-k // group)), "weight_scales": (-(-n // group), -(-k // group))}
     return [
-        {name: make.normal(rows, k, scale=100.0).to(torch.float8_e4m3fn) for name, rows in (("x", tokens), ("weight", n))}
+        {
+            name: make.normal(rows, k, scale=50.0).clamp_(-448, 448).to(torch.float8_e4m3fn)
+            for name, rows in (("x", tokens), ("weight", n))
+        }
         | {name: make.scales(*shape).float() for name, shape in scales.items()}
         | {"out": make.empty(tokens, n)}
         for _ in range(make.count)

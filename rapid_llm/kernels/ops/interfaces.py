@@ -138,11 +138,13 @@ class Cost:
     Attributes:
         read, written: bytes from and to memory, each once.
         flops: operations of matrix products; 0 where bytes alone count.
+        operand_bytes: bytes of an element that is multiplied: 0 is the compute dtype's, 1 runs at twice the rate of 2.
     """
 
     read: int
     written: int
     flops: int = 0
+    operand_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,12 @@ _SMALLEST_SMEM = 65_536
 _SMALLEST_BLOCK = 16  # the least side of a tensor-core product in Triton
 _MOST_STEP = 128  # elements of k that weight-only products load at a time; a longer BLOCK_K holds a longer group
 _CODE_BITS = {"w8a16_gemm": 8, "w4a16_gemm": 4}  # of an element of the weight
+_BYTE_PRODUCTS = ("fp8_gemm", "int8_gemm")  # both operands take a byte an element
+_GROUP = 128  # elements along k that share a scale, in formats that group them
+_FP4_GROUP = {"nvfp4_gemm": 16, "mxfp4_gemm": 32}  # elements of k that share a scale byte
 _FEW_PROGRAMS = 96  # of a matrix product: fewer leave multiprocessors of a large card idle
+_MANY_PROGRAMS = 384  # of a product that streams its weight: fewer have too few bytes on their way
+_LEAST_SHARE = 512  # elements of k: a shorter share is not worth the sum of the shares
 
 
 class TileTier(Enum):
@@ -48,11 +53,15 @@ def tile_tier(device: DeviceInfo) -> TileTier:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program covers and how it is launched. An axis that the kernel has no knob for is None."""
+    """What one program covers and how it is launched. An axis that the kernel has no knob for is None.
+
+    SPLIT_K programs share the sum over k of one output tile.
+    """
 
     BLOCK_M: int | None = None
     BLOCK_N: int | None = None
     BLOCK_K: int | None = None
+    SPLIT_K: int | None = None
     num_warps: int = 4
     num_stages: int = 1
 
@@ -252,8 +261,12 @@ def smem_bytes(op: str, tile: Tile, dtype: str, sizes: Sizes) -> int:
     block_m, block_n, block_k = tile.BLOCK_M or 1, tile.BLOCK_N or 1, tile.BLOCK_K or 1
     if op == "dense_gemm" and block_m > 1:
         return tile.num_stages * (block_m + block_n) * block_k * itemsize
+    if op in _BYTE_PRODUCTS:
+        return tile.num_stages * (block_m + block_n) * block_k
     if op in _CODE_BITS:
         return _weight_only_bytes(_CODE_BITS[op], itemsize, block_m, block_n, block_k, tile.num_stages)
+    if op in _FP4_GROUP:
+        return _fp4_bytes(_FP4_GROUP[op], itemsize, block_m, block_n, block_k, tile.num_stages)
     if op in ("flash_decoding", "flashattention2_nopad"):
         dim = max(_ceil_power(sizes["head_dim"]), _SMALLEST_BLOCK)
         return (block_m + 2 * tile.num_stages * block_n) * dim * itemsize
@@ -424,6 +437,49 @@ def _dense_gemv(room: _Room, sizes: Sizes) -> Tile:
     return Tile(1, block_n, min(step // room.itemsize, max(sizes["k"], _SMALLEST_BLOCK)), num_warps=warps)
 
 
+def _fp8_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """See _byte_product. Two sets of sums in registers, those of the last 128 of k and those before: 128 x 128 is the widest."""
+    return _byte_product(room, sizes, widest=128)
+
+
+def _int8_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """See _byte_product."""
+    return _byte_product(room, sizes, widest=256)
+
+
+def _byte_product(room: _Room, sizes: Sizes, widest: int) -> Tile:
+    """Few rows: the weight is streamed, BLOCK_M at its least, BLOCK_N the least of a warpgroup product, BLOCK_K long. Many rows:
+    square tiles, up to ``widest`` outputs on Hopper. BLOCK_K is the group where k has several."""
+    tokens, n, k = (max(sizes[name], low) for name, low in (("num_tokens", _SMALLEST_BLOCK), ("n", _SMALLEST_BLOCK), ("k", 32)))
+    wide = room.tier is TileTier.HOPPER_UP
+    grouped = sizes.get("group", k) < k
+    if tokens <= 64:
+        block_m, block_n, block_k = tokens, 64 if wide or n > 4096 else 32, 256 if wide and not grouped else 128
+    else:
+        shapes = ((128, widest), (128, 128)) if wide else ((128, 128),)
+        enough = (shape for shape in shapes if -(-tokens // shape[0]) * -(-n // shape[1]) >= _FEW_PROGRAMS)
+        (block_m, block_n), block_k = next(enough, (128, 64)), 128
+    block_n, block_k = min(block_n, n), _GROUP if grouped else min(block_k, k)
+    while 2 * (block_m + block_n) * block_k > room.smem:
+        block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
+    stages = min(room.smem // ((block_m + block_n) * block_k), 5 if block_m <= 64 else 4)
+    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n >= 128 * 64 else 4, num_stages=stages)
+
+
+def _quantize_fp8(room: _Room, sizes: Sizes) -> Tile:
+    """A scale a token: rows, as _quantised_rows. A scale for each 128 of k: BLOCK_M of those groups."""
+    if sizes["group"] < sizes["k"] or sizes["group"] == _GROUP:
+        return Tile(BLOCK_M=16, BLOCK_N=_GROUP, num_warps=4)
+    return _quantised_rows(room, sizes)
+
+
+def _quantised_rows(room: _Room, sizes: Sizes) -> Tile:
+    """A row, or BLOCK_M narrow ones, in registers where it fits; a wider one is walked in tiles of BLOCK_N."""
+    width = _row_width(room, sizes["k"])
+    rows = max(room.pick(pre_hopper=1024, hopper_up=2048) // width, 1)
+    return Tile(BLOCK_M=rows, BLOCK_N=width, num_warps=_warps(rows * width, 16))
+
+
 def _w8a16_gemm(room: _Room, sizes: Sizes) -> Tile:
     """A byte an element: see _weight_only."""
     return _weight_only(room, sizes, _CODE_BITS["w8a16_gemm"])
@@ -435,27 +491,42 @@ def _w4a16_gemm(room: _Room, sizes: Sizes) -> Tile:
 
 
 def _weight_only(room: _Room, sizes: Sizes, bits: int) -> Tile:
-    """Few rows: the weight is streamed, BLOCK_M at its least and BLOCK_K long. Many: square tiles. BLOCK_K covers a group.
+    """One row: BLOCK_M is 1, which stands for a product without matrix instructions. Few rows: the weight is streamed, BLOCK_M at
+    its least, k shared out among programs until there are many. Many: square tiles. BLOCK_K covers a group.
 
     fp32 has no exact matrix instruction: its operands pass through registers, so its tiles are small.
     """
+    # Groups that are known by their size are whole also where nobody asked for a multiple: when a tile is explained or searched.
+    group = sizes.get("group", 1)
+    least_k = group if group < sizes["k"] else 1
     tokens, n, k = (max(sizes[name], _SMALLEST_BLOCK) for name in ("num_tokens", "n", "k"))
+    if sizes["num_tokens"] <= 1:
+        block_n, block_k = (2, 1024) if bits == 8 else (4, 2048)
+        return Tile(1, block_n, max(_block_k(room, min(block_k, k)), least_k), num_warps=1)
     if room.itemsize == 4:
         block_m, block_n, block_k = min(tokens, 32), 32, 64
     elif tokens <= 64:
-        block_m, block_n, block_k = tokens, 32 if n <= 4096 else 64, 128
+        block_m, block_n, block_k = tokens, 32 if tokens == _SMALLEST_BLOCK else 64, 128
     else:
         block_m, block_n, block_k = 128, 128 if -(-tokens // 128) * -(-n // 128) >= _FEW_PROGRAMS else 64, 64
     block_n = min(block_n, n)
-    # Groups that are known by their size are whole also where nobody asked for a multiple: when a tile is explained or searched.
-    group = sizes.get("group", 1)
-    block_k = max(_block_k(room, min(block_k, k)), group if group < k else 1)
+    block_k = max(_block_k(room, min(block_k, k)), least_k)
     while True:
         stages = min(_stages_that_fit(room, bits, block_m, block_n, block_k), 4)
         if stages >= 2 or max(block_m, block_n) <= _SMALLEST_BLOCK:
             break
         block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
-    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n >= 128 * 64 else 4, num_stages=max(stages, 1))
+    warps = 8 if block_m * block_n >= 128 * 64 else 2 if block_n <= 32 and room.itemsize == 2 else 4
+    splits = _splits(tokens, -(-tokens // block_m) * -(-n // block_n), k, block_k)
+    return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
+
+
+def _splits(tokens: int, programs: int, k: int, block_k: int) -> int:
+    """Programs that share the sum of an output tile: more than one where few rows make few tiles and k is long."""
+    splits = 1
+    while tokens <= 64 and splits < 4 and splits * programs < _MANY_PROGRAMS and k >= 2 * splits * max(_LEAST_SHARE, block_k):
+        splits *= 2
+    return splits
 
 
 def _stages_that_fit(room: _Room, bits: int, block_m: int, block_n: int, block_k: int) -> int:
@@ -467,6 +538,54 @@ def _weight_only_bytes(bits: int, itemsize: int, block_m: int, block_n: int, blo
     """Stages of x and of the codes, and the codes once more as numbers, on their way to the matrix instruction."""
     step = min(block_k, _MOST_STEP)
     return stages * (block_m * itemsize * 8 + block_n * bits) * step // 8 + block_n * step * itemsize
+
+
+def _nvfp4_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """A scale for each 16: see _fp4."""
+    return _fp4(room, sizes, _FP4_GROUP["nvfp4_gemm"])
+
+
+def _mxfp4_gemm(room: _Room, sizes: Sizes) -> Tile:
+    """A scale for each 32: see _fp4."""
+    return _fp4(room, sizes, _FP4_GROUP["mxfp4_gemm"])
+
+
+def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
+    """Few rows: the weight is streamed, BLOCK_K so long that a step reads 128 bytes of each output. Many rows: square tiles.
+
+    A warp for each 16 outputs, so that no two decode the same ones. fp32 passes through registers: its tiles are small.
+    """
+    tokens, n, k = (max(sizes[name], _SMALLEST_BLOCK) for name in ("num_tokens", "n", "k"))
+    if room.itemsize == 4:
+        block_m, block_n, block_k = min(tokens, 32), 32, 64
+    elif tokens <= 64:
+        block_m, block_n, block_k = tokens, 32 if n <= 4096 else 64, 256 if tokens <= 32 else 128
+    else:
+        block_m, block_n, block_k = 128, 128 if -(-tokens // 128) * -(-n // 128) >= _FEW_PROGRAMS else 64, 128
+    block_n, block_k = min(block_n, n), max(min(block_k, k), group, room.block_k_multiple)
+    while True:
+        none, one = (_fp4_bytes(group, room.itemsize, block_m, block_n, block_k, stages) for stages in (0, 1))
+        stages = min((room.smem - none) // (one - none), 4)
+        if stages >= 2 or max(block_m, block_n) <= _SMALLEST_BLOCK:
+            break
+        block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
+    large = block_m * block_n >= room.pick(pre_hopper=64, hopper_up=128) * 64  # before Hopper x, too, lies in registers
+    warps = 8 if large else 4 if room.itemsize == 4 else min(block_n // 16, 4)
+    splits = _splits(tokens, -(-tokens // block_m) * -(-n // block_n), k, block_k)
+    return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
+
+
+def _fp4_bytes(group: int, itemsize: int, block_m: int, block_n: int, block_k: int, stages: int) -> int:
+    """Stages of x, of the codes and of their scales, and x in another order and the weight as numbers, both on their way to the
+    matrix instruction; fp16 x in the order of powers of two is two bf16 numbers."""
+    stage = block_m * block_k * itemsize + block_n * block_k // 2 + block_n * block_k // group
+    return stages * stage + ((2 * block_m if group == 32 else block_m) + block_n) * block_k * itemsize
+
+
+def _quantize_nvfp4(room: _Room, sizes: Sizes) -> Tile:
+    """Streams a token's groups, as swiglu its columns."""
+    width = min(max(sizes["k"], 128), room.pick(pre_hopper=1024, hopper_up=2048))
+    return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
 
 
 def _block_k(room: _Room, wanted: int) -> int:
@@ -521,6 +640,13 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "dense_gemm": (_dense_gemm, ("num_tokens", "n", "k"), ()),
     "w8a16_gemm": (_w8a16_gemm, ("num_tokens", "n", "k"), ("group",)),
     "w4a16_gemm": (_w4a16_gemm, ("num_tokens", "n", "k"), ("group",)),
+    "quantize_fp8": (_quantize_fp8, ("k", "group"), ("num_tokens",)),
+    "fp8_gemm": (_fp8_gemm, ("num_tokens", "n", "k"), ("group",)),
+    "quantize_int8": (_quantised_rows, ("k",), ("num_tokens",)),
+    "int8_gemm": (_int8_gemm, ("num_tokens", "n", "k"), ()),
+    "nvfp4_gemm": (_nvfp4_gemm, ("num_tokens", "n", "k"), ()),
+    "mxfp4_gemm": (_mxfp4_gemm, ("num_tokens", "n", "k"), ()),
+    "quantize_nvfp4": (_quantize_nvfp4, ("k",), ("num_tokens",)),
 }
 _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("num_tokens", "d"),
@@ -536,5 +662,12 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "dense_gemm": ("num_tokens", "n", "k"),
     "w8a16_gemm": ("num_tokens", "n", "k", "group"),
     "w4a16_gemm": ("num_tokens", "n", "k", "group"),
+    "quantize_fp8": ("num_tokens", "k", "group"),
+    "fp8_gemm": ("num_tokens", "n", "k", "group"),
+    "quantize_int8": ("num_tokens", "k"),
+    "int8_gemm": ("num_tokens", "n", "k"),
+    "nvfp4_gemm": ("num_tokens", "n", "k"),
+    "mxfp4_gemm": ("num_tokens", "n", "k"),
+    "quantize_nvfp4": ("num_tokens", "k"),
 }
-_OPS_WITH_K = frozenset({"dense_gemm", "w8a16_gemm", "w4a16_gemm"})
+_OPS_WITH_K = frozenset({"dense_gemm", "w8a16_gemm", "w4a16_gemm", *_BYTE_PRODUCTS, *_FP4_GROUP})

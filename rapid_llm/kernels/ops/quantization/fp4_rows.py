@@ -126,21 +126,34 @@ QUANTIZE_NVFP4 = Contract(
 CONTRACTS = (NVFP4_GEMM, MXFP4_GEMM, QUANTIZE_NVFP4)
 
 
-def _torch_row(op: str, group: int) -> KernelSpec:
-    return KernelSpec(
-        op=op,
-        name=f"torch.{op}",
-        target=f"rapid_llm.kernels.ops.fallback.quantization.fp4:{op}",
-        requires=_ANY,
-        dtypes=FLOATS,
-        limits={"k": Limit(low=group, multiple=group)},
-        fallback=True,
-        library=op != "quantize_nvfp4",
+def _rows(op: str, module: str, group: int) -> tuple[KernelSpec, KernelSpec]:
+    """The plain-torch row of ``op``, and the Triton one, which is in ``module``."""
+    limits = {"k": Limit(low=group, multiple=group)}
+    return (
+        KernelSpec(
+            op=op,
+            name=f"torch.{op}",
+            target=f"rapid_llm.kernels.ops.fallback.quantization.fp4:{op}",
+            requires=_ANY,
+            dtypes=FLOATS,
+            limits=limits,
+            fallback=True,
+            library=op != "quantize_nvfp4",
+        ),
+        KernelSpec(
+            op=op,
+            name=f"triton.{op}",
+            target=f"rapid_llm.kernels.ops.quantization.{module}:{op}",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            limits=limits,
+            priority=10,
+        ),
     )
 
 
 ROWS = (
-    _torch_row("nvfp4_gemm", NVFP4_GROUP),
-    _torch_row("mxfp4_gemm", MXFP4_GROUP),
-    _torch_row("quantize_nvfp4", NVFP4_GROUP),
+    *_rows("nvfp4_gemm", "nvfp4", NVFP4_GROUP),
+    *_rows("mxfp4_gemm", "mxfp4", MXFP4_GROUP),
+    *_rows("quantize_nvfp4", "nvfp4", NVFP4_GROUP),
 )

@@ -3,6 +3,7 @@
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
+_NATIVE = CapabilityRequirement(device_types=("cuda",), min_sm=89, native_fp8=True, packages=("triton",), min_triton=(3, 6))
 _ANY = CapabilityRequirement(device_types=("cuda", "cpu"))
 _VIEWS = ("row_strided", "offset")
 
@@ -21,7 +22,7 @@ def _gemm_cost(sizes: Sizes, itemsize: int) -> Cost:
     tokens, n, k = sizes["num_tokens"], sizes["n"], sizes["k"]
     outputs = n if _groups(sizes) == 1 else -(-n // 128)
     read = (tokens + n) * k + 4 * _groups(sizes) * (tokens + outputs) if tokens else 0
-    return Cost(read=read, written=tokens * n * itemsize, flops=2 * tokens * n * k)
+    return Cost(read=read, written=tokens * n * itemsize, flops=2 * tokens * n * k, operand_bytes=1)
 
 
 QUANTIZE_FP8 = Contract(
@@ -89,6 +90,7 @@ FP8_GEMM = Contract(
 CONTRACTS = (QUANTIZE_FP8, FP8_GEMM)
 
 _FALLBACK = "rapid_llm.kernels.ops.fallback.quantization.fp8"
+_TRITON = "rapid_llm.kernels.ops.quantization.fp8"
 ROWS = (
     KernelSpec(
         op="quantize_fp8",
@@ -99,6 +101,14 @@ ROWS = (
         fallback=True,
     ),
     KernelSpec(
+        op="quantize_fp8",
+        name="triton.quantize_fp8",
+        target=f"{_TRITON}:quantize_fp8",
+        requires=_NATIVE,
+        dtypes=FLOATS,
+        priority=10,
+    ),
+    KernelSpec(
         op="fp8_gemm",
         name="torch.fp8_gemm",
         target=f"{_FALLBACK}:fp8_gemm",
@@ -106,5 +116,13 @@ ROWS = (
         dtypes=FLOATS,
         fallback=True,
         library=True,
+    ),
+    KernelSpec(
+        op="fp8_gemm",
+        name="triton.fp8_gemm",
+        target=f"{_TRITON}:fp8_gemm",
+        requires=_NATIVE,
+        dtypes=FLOATS,
+        priority=10,
     ),
 )

@@ -1,8 +1,10 @@
 """Linear layer with a weight of 4-bit codes. Bound by the weight's bytes for few tokens, by arithmetic for many.
 
-One program per (output tile, token tile), numbered so that neighbours share rows in the L2 cache. Two codes of a byte become two
-neighbours of x's dtype in registers, zero point taken off: whole numbers of at most 15 in size, which are exact. A scale
-therefore meets sums in fp32 and never a weight: after the last of k where an output has one scale, after every group of k else.
+One program per (output tile, token tile), numbered so that neighbours share rows in the L2 cache, and several where these alone
+would leave a card idle, each with a share of k. Two codes of a byte become two neighbours of x's dtype in registers, zero point
+taken off: whole numbers of at most 15 in size, which are exact. A scale therefore meets sums in fp32 and never a weight: after
+the last of k where an output has one scale, after every group of k else. One token: one program per few outputs, products
+without a matrix instruction, for those would compute sixteen rows of which one is wanted.
 The weight is the left operand, which a matrix instruction takes from registers.
 
 A zero point that is no whole number cannot be taken off a code exactly in 16 bits. There 8 is taken off, and what a zero point
@@ -14,11 +16,14 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.quantization.codes import code_offset, halves, has_inline_ptx
+from rapid_llm.kernels.ops.quantization.split_k import merge_parts
 from rapid_llm.kernels.ops.quantization.weight_only_inputs import check_w4a16_gemm
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
 _MOST_STEP = 128  # elements of k that a step of the loop loads; a longer BLOCK_K holds a longer group
+_MOST_GEMV_STEP = 2048  # the same for one token
 
 
 def w4a16_gemm(
@@ -54,16 +59,85 @@ def w4a16_gemm(
         "w4a16_gemm", device=launch_device(x), dtype=x.dtype, block_k_multiple=1 if group == k else group,
         num_tokens=num_tokens, n=n, k=k, group=group,
     ).launch()  # fmt: skip
-    step = min(tile.pop("BLOCK_K"), _MOST_STEP)
-    grid = (triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
+    block_m, block_n, block_k = (tile.pop(name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    grouped, zeros_stride, ptx = 0 if group == k else group, 0 if zeros is None else zeros.stride(0), has_inline_ptx()
+    if block_m == 1:
+        step = min(block_k, _MOST_GEMV_STEP)
+        _w4a16_gemv_kernel[(triton.cdiv(n, block_n),)](
+            x, weight, scales, zeros, bias, out, weight.stride(0), scales.stride(0), zeros_stride, n, k,
+            GROUP=grouped, PTX=ptx, EVEN=n % block_n == 0 and k % step == 0, BLOCK_N=block_n, STEP=step, **tile,
+        )  # fmt: skip
+        return out
+    splits, step = tile.setdefault("SPLIT_K", 1), min(block_k, _MOST_STEP)
+    target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
+    grid = (splits * triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     _w4a16_gemm_kernel[grid](
-        x, weight, scales, zeros, bias, out,
-        x.stride(0), weight.stride(0), scales.stride(0), 0 if zeros is None else zeros.stride(0), out.stride(0),
-        num_tokens, n, k,
+        x, weight, scales, zeros, bias if splits == 1 else None, target,
+        x.stride(0), weight.stride(0), scales.stride(0), zeros_stride, target.stride(0), num_tokens, n, k,
         FLOAT_ZEROS=zeros is not None and zeros.dtype == torch.float32,
-        GROUP=0 if group == k else group, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step, **tile,
+        GROUP=grouped, PTX=ptx, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step, BLOCK_M=block_m, BLOCK_N=block_n, **tile,
     )  # fmt: skip
+    if splits > 1:
+        merge_parts(target.view(splits, num_tokens, n), bias, out)
     return out
+
+
+@triton.jit
+def _w4a16_gemv_kernel(
+    x_ptr,
+    weight_ptr,
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    out_ptr,
+    weight_stride,
+    scales_stride,
+    zeros_stride,
+    n,
+    k,
+    GROUP: tl.constexpr,
+    PTX: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols64, inner = cols.to(tl.int64), tl.arange(0, STEP // 2)
+    weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + inner[None, :]  # [N, STEP / 2]
+    # The bytes that a thread loads at once are added up there; then they meet the scale and the zero point that they share.
+    GROUPS: tl.constexpr = 1 if GROUP == 0 or GROUP > STEP else STEP // GROUP
+    BYTES: tl.constexpr = 8 if STEP // GROUPS == 16 else 16
+    PIECES: tl.constexpr = STEP // 2 // GROUPS // BYTES
+    groups = tl.arange(0, GROUPS)
+    scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + groups[None, :]  # [N, GROUPS]
+    offset = code_offset(tl.float32)
+    acc = tl.zeros((BLOCK_N, GROUPS, PIECES), tl.float32)
+    for start in range(0, k, STEP):
+        if EVEN:
+            x = tl.load(x_ptr + start + tl.arange(0, STEP))
+            packed = tl.load(weight_ptrs + start // 2)
+        else:
+            x = tl.load(x_ptr + start + tl.arange(0, STEP), mask=start + tl.arange(0, STEP) < k, other=0.0)
+            left = (start + 2 * inner < k)[None, :]
+            packed = tl.load(weight_ptrs + start // 2, mask=(cols < n)[:, None] & left, other=0)
+        even, odd = tl.split(x.to(tl.float32).reshape(STEP // 2, 2))
+        low, high = halves(packed, tl.float32, PTX)
+        products = (low - offset) * even[None, :] + (high - offset) * odd[None, :]
+        sums = tl.sum(products.reshape(BLOCK_N, GROUPS, PIECES, BYTES), 3)
+        rests = tl.sum((even + odd).reshape(GROUPS, PIECES, BYTES), 2)  # what a zero point of 1 takes off
+        first = 0 if GROUP == 0 else start // GROUP
+        there = (cols < n)[:, None] & (start + groups * GROUP < k)[None, :]  # where GROUP is 0, the one scale is
+        if zeros_ptr is None:
+            sums -= 8.0 * rests[None, :, :]
+        else:
+            zeros = tl.load(zeros_ptr + cols64[:, None] * zeros_stride + groups[None, :] + first, mask=there, other=0)
+            sums -= zeros.to(tl.float32)[:, :, None] * rests[None, :, :]
+        scales = tl.load(scales_ptrs + first, mask=there, other=0.0)
+        acc += sums * scales.to(tl.float32)[:, :, None]
+    result = tl.sum(tl.sum(acc, 2), 1)
+    if bias_ptr is not None:
+        result += tl.load(bias_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + cols, result.to(out_ptr.dtype.element_ty), mask=cols < n)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -84,24 +158,30 @@ def _w4a16_gemm_kernel(
     k,
     FLOAT_ZEROS: tl.constexpr,
     GROUP: tl.constexpr,
+    PTX: tl.constexpr,
     EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SPLIT_K: tl.constexpr,
 ):
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    first_m = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
+    split, tile = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
+    first_m = tile // (GROUP_M * tiles_n) * GROUP_M
     group_m = tl.minimum(tiles_m - first_m, GROUP_M)
-    within = tl.program_id(0) % (GROUP_M * tiles_n)
+    within = tile % (GROUP_M * tiles_n)
     rows = (first_m + within % group_m) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = (within // group_m) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows64, cols64 = rows.to(tl.int64), cols.to(tl.int64)  # times a stride they can pass 2**31
     row_mask, col_mask = rows < num_tokens, cols < n
 
-    # A product never reaches past its group.
+    # A product never reaches past its group, nor a split into one.
     WIDTH: tl.constexpr = GROUP if GROUP != 0 and GROUP < STEP else STEP
+    UNIT: tl.constexpr = GROUP if GROUP > STEP else STEP
+    share = tl.cdiv(tl.cdiv(k, UNIT), SPLIT_K) * UNIT
+    from_k, to_k = split * share, tl.minimum(split * share + share, k)
     x_ptrs = x_ptr + rows64[:, None] * x_stride + tl.arange(0, WIDTH)[None, :]  # [M, WIDTH]
     weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + tl.arange(0, WIDTH // 2)[None, :]  # [N, WIDTH / 2]
     scales_ptrs = scales_ptr + cols64 * scales_stride
@@ -110,30 +190,30 @@ def _w4a16_gemm_kernel(
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if GROUP == 0:
         zeros = _zero_points(zeros_ptrs, col_mask, 0, BLOCK_N)
-        for start in range(0, k, STEP):
-            acc = _add_product(acc, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, start, k, EVEN_K, WIDTH)
+        for start in range(from_k, to_k, STEP):
+            acc = _add_product(acc, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, start, k, PTX, EVEN_K, WIDTH)
         if FLOAT_ZEROS:
-            acc = _less_rest(acc, x_ptrs, float_zeros_ptrs, row_mask, col_mask, 0, k, k, EVEN_K, WIDTH)
+            acc = _less_rest(acc, x_ptrs, float_zeros_ptrs, row_mask, col_mask, from_k, to_k - from_k, k, EVEN_K, WIDTH)
         acc *= tl.load(scales_ptrs, mask=col_mask, other=0.0).to(tl.float32)[:, None]
     elif GROUP <= STEP:
-        for start in range(0, k, STEP):
+        for start in range(from_k, to_k, STEP):
             for part in tl.static_range(0, STEP, GROUP):
                 first = start + part
                 there = col_mask & (first + tl.zeros_like(cols) < k)
                 zeros = _zero_points(zeros_ptrs, there, first // GROUP, BLOCK_N)
                 product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                product = _add_product(product, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, first, k, EVEN_K, WIDTH)
+                product = _add_product(product, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, first, k, PTX, EVEN_K, WIDTH)
                 if FLOAT_ZEROS:
                     rest_ptrs = float_zeros_ptrs + first // GROUP
                     product = _less_rest(product, x_ptrs, rest_ptrs, row_mask, there, first, GROUP, k, EVEN_K, WIDTH)
                 scales = tl.load(scales_ptrs + first // GROUP, mask=there, other=0.0)
                 acc += product * scales.to(tl.float32)[:, None]
     else:
-        for first in range(0, k, GROUP):
+        for first in range(from_k, to_k, GROUP):
             zeros = _zero_points(zeros_ptrs, col_mask, first // GROUP, BLOCK_N)
             product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for start in range(first, first + GROUP, STEP):
-                product = _add_product(product, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, start, k, EVEN_K, WIDTH)
+                product = _add_product(product, x_ptrs, weight_ptrs, zeros, row_mask, col_mask, start, k, PTX, EVEN_K, WIDTH)
             if FLOAT_ZEROS:
                 rest_ptrs = float_zeros_ptrs + first // GROUP
                 product = _less_rest(product, x_ptrs, rest_ptrs, row_mask, col_mask, first, GROUP, k, EVEN_K, WIDTH)
@@ -142,14 +222,18 @@ def _w4a16_gemm_kernel(
     acc = tl.trans(acc)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
-    out_ptrs = out_ptr + rows64[:, None] * out_stride + cols[None, :]
+    out_ptrs = out_ptr + (split * num_tokens + rows64)[:, None] * out_stride + cols[None, :]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & col_mask[None, :])
 
 
 @triton.jit
 def _zero_points(zeros_ptrs, mask, group, BLOCK_N: tl.constexpr):
-    """The zero point of each output in one group, int8 [N]."""
-    return tl.full((BLOCK_N,), 8, tl.int8) if zeros_ptrs is None else tl.load(zeros_ptrs + group, mask=mask, other=0).to(tl.int8)
+    """The zero point of each output in one group, fp32 [N]."""
+    if zeros_ptrs is None:
+        zeros = tl.full((BLOCK_N,), 8.0, tl.float32)
+    else:
+        zeros = tl.load(zeros_ptrs + group, mask=mask, other=0).to(tl.float32)
+    return zeros
 
 
 @triton.jit
@@ -162,6 +246,7 @@ def _add_product(
     col_mask,
     start,
     k,
+    PTX: tl.constexpr,
     EVEN_K: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -172,9 +257,9 @@ def _add_product(
         weight_mask = weight_mask & (start + 2 * tl.arange(0, WIDTH // 2) < k)[None, :]
     x = tl.load(x_ptrs + start, mask=x_mask, other=0.0)  # 0 past k, whatever the weight is there
     packed = tl.load(weight_ptrs + start // 2, mask=weight_mask, other=0)
-    low, high = (packed & 15).to(tl.int8), (packed >> 4).to(tl.int8)
-    codes = tl.join(low - zeros[:, None], high - zeros[:, None])  # [N, WIDTH / 2, 2]
-    weight = codes.reshape(codes.shape[0], WIDTH).to(x.dtype)
+    low, high = halves(packed, x.dtype, PTX)
+    shifted = (zeros + code_offset(x.dtype)).to(x.dtype)[:, None]
+    weight = tl.join(low - shifted, high - shifted).reshape(low.shape[0], WIDTH)  # [N, WIDTH / 2, 2] before
     return tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
 
 

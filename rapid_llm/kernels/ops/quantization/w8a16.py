@@ -1,9 +1,10 @@
 """Linear layer with a weight of one byte an element. Bound by the weight's bytes for few tokens, by arithmetic for many.
 
-One program per (output tile, token tile), numbered so that neighbours share rows in the L2 cache. Bytes become numbers of x's
-dtype in registers, exactly: int8 and e4m3 both fit bf16 and fp16. A scale therefore meets sums in fp32 and never a weight:
-after the last of k where an output has one scale, after every group of k else. The weight is the left operand, which a matrix
-instruction takes from registers.
+One program per (output tile, token tile), numbered so that neighbours share rows in the L2 cache, and several where these alone
+would leave a card idle, each with a share of k. Bytes become numbers of x's dtype in registers, exactly: int8 and e4m3 both fit
+bf16 and fp16. A scale therefore meets sums in fp32 and never a weight: after the last of k where an output has one scale, after
+every group of k else. The weight is the left operand, which a matrix instruction takes from registers. One token: one program
+per few outputs, products without a matrix instruction, for those would compute sixteen rows of which one is wanted.
 """
 
 import torch
@@ -11,11 +12,14 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.quantization.codes import e4m3_numbers, has_inline_ptx, int8_numbers
+from rapid_llm.kernels.ops.quantization.split_k import merge_parts
 from rapid_llm.kernels.ops.quantization.weight_only_inputs import check_w8a16_gemm
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
 _MOST_STEP = 128  # elements of k that a step of the loop loads; a longer BLOCK_K holds a longer group
+_MOST_GEMV_STEP = 2048  # the same for one token
 
 
 def w8a16_gemm(
@@ -37,19 +41,85 @@ def w8a16_gemm(
     (num_tokens, k), n = x.shape, weight.shape[0]
     if not num_tokens or not n:
         return out
+    device = launch_device(x)
     tile = resolve_tiles(
-        "w8a16_gemm", device=launch_device(x), dtype=x.dtype, block_k_multiple=1 if group == k else group,
+        "w8a16_gemm", device=device, dtype=x.dtype, block_k_multiple=1 if group == k else group,
         num_tokens=num_tokens, n=n, k=k, group=group,
     ).launch()  # fmt: skip
-    step = min(tile.pop("BLOCK_K"), _MOST_STEP)
     is_e4m3 = weight.dtype == torch.float8_e4m3fn
-    grid = (triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
+    is_coded = is_e4m3 and not device.native_fp8  # below sm89 no kernel may take an e4m3 pointer
+    codes, grouped = weight.view(torch.uint8) if is_coded else weight, 0 if group == k else group
+    block_m, block_n, block_k = (tile.pop(name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    if block_m == 1:
+        step = min(block_k, _MOST_GEMV_STEP)
+        _w8a16_gemv_kernel[(triton.cdiv(n, block_n),)](
+            x, codes, scales, bias, out, weight.stride(0), scales.stride(0), n, k,
+            GROUP=grouped, INT8=not is_e4m3, CODED=is_coded, PTX=has_inline_ptx(), EVEN=n % block_n == 0 and k % step == 0,
+            BLOCK_N=block_n, STEP=step, **tile,
+        )  # fmt: skip
+        return out
+    splits, step = tile.setdefault("SPLIT_K", 1), min(block_k, _MOST_STEP)
+    target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
+    grid = (splits * triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     _w8a16_gemm_kernel[grid](
-        x, weight.view(torch.uint8) if is_e4m3 else weight, scales, bias, out,  # no e4m3 pointer: below sm89 there is none
-        x.stride(0), weight.stride(0), scales.stride(0), out.stride(0), num_tokens, n, k,
-        GROUP=0 if group == k else group, E4M3=is_e4m3, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step, **tile,
+        x, codes, scales, bias if splits == 1 else None, target,
+        x.stride(0), weight.stride(0), scales.stride(0), target.stride(0), num_tokens, n, k,
+        GROUP=grouped, CODED=is_coded, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step,
+        BLOCK_M=block_m, BLOCK_N=block_n, **tile,
     )  # fmt: skip
+    if splits > 1:
+        merge_parts(target.view(splits, num_tokens, n), bias, out)
     return out
+
+
+@triton.jit
+def _w8a16_gemv_kernel(
+    x_ptr,
+    weight_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    weight_stride,
+    scales_stride,
+    n,
+    k,
+    GROUP: tl.constexpr,
+    INT8: tl.constexpr,
+    CODED: tl.constexpr,
+    PTX: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols64, inner = cols.to(tl.int64), tl.arange(0, STEP)
+    weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + inner[None, :]  # [N, STEP]
+    # Sixteen neighbours are added up within a thread, which loads as many bytes at once; then they meet the scale they share.
+    GROUPS: tl.constexpr = 1 if GROUP == 0 or GROUP > STEP else STEP // GROUP
+    PIECES: tl.constexpr = STEP // GROUPS // 16
+    groups = tl.arange(0, GROUPS)
+    scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + groups[None, :]  # [N, GROUPS]
+    acc = tl.zeros((BLOCK_N, GROUPS, PIECES), tl.float32)
+    for start in range(0, k, STEP):
+        if EVEN:
+            x = tl.load(x_ptr + start + inner)
+            codes = tl.load(weight_ptrs + start)
+        else:
+            left = start + inner < k
+            x = tl.load(x_ptr + start + inner, mask=left, other=0.0)
+            codes = tl.load(weight_ptrs + start, mask=(cols < n)[:, None] & left[None, :], other=0.0)
+        numbers = e4m3_numbers(codes) if CODED else int8_numbers(codes, PTX) if INT8 else codes.to(tl.float32)
+        sums = tl.sum((numbers * x.to(tl.float32)[None, :]).reshape(BLOCK_N, GROUPS, PIECES, 16), 3)
+        if GROUP != 0:
+            there = (cols < n)[:, None] & (start + groups * GROUP < k)[None, :]
+            sums *= tl.load(scales_ptrs + start // GROUP, mask=there, other=0.0)[:, :, None]
+        acc += sums
+    result = tl.sum(tl.sum(acc, 2), 1)
+    if GROUP == 0:
+        result *= tl.load(scales_ptr + cols64 * scales_stride, mask=cols < n, other=0.0)
+    if bias_ptr is not None:
+        result += tl.load(bias_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + cols, result.to(out_ptr.dtype.element_ty), mask=cols < n)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -67,53 +137,57 @@ def _w8a16_gemm_kernel(
     n,
     k,
     GROUP: tl.constexpr,
-    E4M3: tl.constexpr,
+    CODED: tl.constexpr,
     EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SPLIT_K: tl.constexpr,
 ):
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    first_m = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
+    split, tile = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
+    first_m = tile // (GROUP_M * tiles_n) * GROUP_M
     group_m = tl.minimum(tiles_m - first_m, GROUP_M)
-    within = tl.program_id(0) % (GROUP_M * tiles_n)
+    within = tile % (GROUP_M * tiles_n)
     rows = (first_m + within % group_m) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = (within // group_m) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows64, cols64 = rows.to(tl.int64), cols.to(tl.int64)  # times a stride they can pass 2**31
     row_mask, col_mask = rows < num_tokens, cols < n
 
-    # A product never reaches past its group.
+    # A product never reaches past its group, nor a split into one.
     WIDTH: tl.constexpr = GROUP if GROUP != 0 and GROUP < STEP else STEP
-    inner = tl.arange(0, WIDTH)
-    x_ptrs = x_ptr + rows64[:, None] * x_stride + inner[None, :]  # [M, WIDTH]
-    weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + inner[None, :]  # [N, WIDTH]
+    UNIT: tl.constexpr = GROUP if GROUP > STEP else STEP
+    share = tl.cdiv(tl.cdiv(k, UNIT), SPLIT_K) * UNIT
+    from_k, to_k = split * share, tl.minimum(split * share + share, k)
+    x_ptrs = x_ptr + rows64[:, None] * x_stride + tl.arange(0, WIDTH)[None, :]  # [M, WIDTH]
+    weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + tl.arange(0, WIDTH)[None, :]  # [N, WIDTH]
     scales_ptrs = scales_ptr + cols64 * scales_stride
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if GROUP == 0:
-        for start in range(0, k, STEP):
-            acc = _add_product(acc, x_ptrs, weight_ptrs, row_mask, col_mask, start, k, E4M3, EVEN_K, WIDTH)
+        for start in range(from_k, to_k, STEP):
+            acc = _add_product(acc, x_ptrs, weight_ptrs, row_mask, col_mask, start, k, CODED, EVEN_K, WIDTH)
         acc *= tl.load(scales_ptrs, mask=col_mask, other=0.0)[:, None]
     elif GROUP <= STEP:
-        for start in range(0, k, STEP):
+        for start in range(from_k, to_k, STEP):
             for part in tl.static_range(0, STEP, GROUP):
                 first = start + part
                 product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                product = _add_product(product, x_ptrs, weight_ptrs, row_mask, col_mask, first, k, E4M3, EVEN_K, WIDTH)
+                product = _add_product(product, x_ptrs, weight_ptrs, row_mask, col_mask, first, k, CODED, EVEN_K, WIDTH)
                 there = col_mask & (first + tl.zeros_like(cols) < k)
                 scales = tl.load(scales_ptrs + first // GROUP, mask=there, other=0.0)
                 acc += product * scales[:, None]
     else:
-        for first in range(0, k, GROUP):
+        for first in range(from_k, to_k, GROUP):
             product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for start in range(first, first + GROUP, STEP):
-                product = _add_product(product, x_ptrs, weight_ptrs, row_mask, col_mask, start, k, E4M3, EVEN_K, WIDTH)
+                product = _add_product(product, x_ptrs, weight_ptrs, row_mask, col_mask, start, k, CODED, EVEN_K, WIDTH)
             acc += product * tl.load(scales_ptrs + first // GROUP, mask=col_mask, other=0.0)[:, None]
     acc = tl.trans(acc)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
-    out_ptrs = out_ptr + rows64[:, None] * out_stride + cols[None, :]
+    out_ptrs = out_ptr + (split * num_tokens + rows64)[:, None] * out_stride + cols[None, :]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & col_mask[None, :])
 
 
@@ -126,7 +200,7 @@ def _add_product(
     col_mask,
     start,
     k,
-    E4M3: tl.constexpr,
+    CODED: tl.constexpr,
     EVEN_K: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -136,20 +210,7 @@ def _add_product(
         left = (start + tl.arange(0, WIDTH) < k)[None, :]
         x_mask, weight_mask = x_mask & left, weight_mask & left
     x = tl.load(x_ptrs + start, mask=x_mask, other=0.0)
-    weight = tl.load(weight_ptrs + start, mask=weight_mask, other=0)
-    if E4M3:
-        weight = _decoded(weight)
+    weight = tl.load(weight_ptrs + start, mask=weight_mask, other=0.0)
+    if CODED:
+        weight = e4m3_numbers(weight)
     return tl.dot(weight.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
-
-
-@triton.jit
-def _decoded(weight):
-    """Bytes of e4m3 as fp32, exactly.
-
-    Exponent and mantissa go where fp32 has its own, so that a number comes out 2**-120 times what it is, for the biases of the
-    exponents are 7 and 127. Subnormal bytes are subnormal there too, and one product with 2**120 puts all right. Only the two
-    NaNs, which have no exponent of their own, are told apart.
-    """
-    bits = weight.to(tl.int32)
-    shifted = ((bits & 0x7F) << 20) | ((bits & 0x80) << 24)
-    return tl.where((bits & 0x7F) == 0x7F, float("nan"), shifted.to(tl.float32, bitcast=True) * 1.329227995784916e36)

@@ -3,6 +3,7 @@
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
+_SM80 = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
 _ANY = CapabilityRequirement(device_types=("cuda", "cpu"))
 _VIEWS = ("row_strided", "offset")
 
@@ -15,7 +16,7 @@ def _quantize_cost(sizes: Sizes, itemsize: int) -> Cost:
 def _gemm_cost(sizes: Sizes, itemsize: int) -> Cost:
     tokens, n, k = sizes["num_tokens"], sizes["n"], sizes["k"]
     read = (tokens + n) * (k + 4) if tokens else 0
-    return Cost(read=read, written=tokens * n * itemsize, flops=2 * tokens * n * k)
+    return Cost(read=read, written=tokens * n * itemsize, flops=2 * tokens * n * k, operand_bytes=1)
 
 
 QUANTIZE_INT8 = Contract(
@@ -77,6 +78,7 @@ INT8_GEMM = Contract(
 CONTRACTS = (QUANTIZE_INT8, INT8_GEMM)
 
 _FALLBACK = "rapid_llm.kernels.ops.fallback.quantization.w8a8_int8"
+_TRITON = "rapid_llm.kernels.ops.quantization.w8a8_int8"
 ROWS = (
     KernelSpec(
         op="quantize_int8",
@@ -87,6 +89,14 @@ ROWS = (
         fallback=True,
     ),
     KernelSpec(
+        op="quantize_int8",
+        name="triton.quantize_int8",
+        target=f"{_TRITON}:quantize_int8",
+        requires=_SM80,
+        dtypes=FLOATS,
+        priority=10,
+    ),
+    KernelSpec(
         op="int8_gemm",
         name="torch.int8_gemm",
         target=f"{_FALLBACK}:int8_gemm",
@@ -94,5 +104,13 @@ ROWS = (
         dtypes=FLOATS,
         fallback=True,
         library=True,
+    ),
+    KernelSpec(
+        op="int8_gemm",
+        name="triton.int8_gemm",
+        target=f"{_TRITON}:int8_gemm",
+        requires=_SM80,
+        dtypes=FLOATS,
+        priority=10,
     ),
 )

@@ -28,6 +28,8 @@ BEYOND_THE_SWEEP = {
         {"num_tokens": 65_536, "k": 20_480, "group": 20_480},
     ),
     "quantize_int8": ({"num_tokens": 65_540, "k": 128}, {"num_tokens": 65_536, "k": 20_480}),
+    "add_rms_norm_fp8": ({"d": 20_480, "group": 20_480}, {"d": 20_480, "group": 128}, {"num_tokens": 65_536, "group": 128}),
+    "swiglu_fp8": ({"d": 20_480, "group": 20_480}, {"num_tokens": 65_536, "d": 128, "group": 128}),
     "fp8_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 16, "group": 128}),
     "int8_gemm": ({"num_tokens": 4096}, {"num_tokens": 16}),
     "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
@@ -109,12 +111,17 @@ def _implied(sizes):
     """Sizes that a contract's dims name and its sweep leaves to the case maker."""
     implied = {"n": 20, "max_positions": 4096, "num_table_rows": 256, "num_columns": 64, "max_seqlen_q": sizes.get("q_len")}
     if "group" in sizes:
-        implied |= {"groups": sizes["k"] // sizes["group"], "half_k": sizes["k"] // 2}
+        implied |= {"groups": _width(sizes) // sizes["group"], "half_k": _width(sizes) // 2}
     if "kv_len" in sizes:
         columns = -(-sizes["kv_len"] // sizes["page_size"])
         implied |= {"num_columns": columns, "num_rows": (sizes["num_seqs"] * columns + 1) * sizes["page_size"]}
         implied["num_tokens"] = sizes["num_seqs"] * sizes["q_len"]
     return implied
+
+
+def _width(sizes):
+    """Elements of a row that is quantised."""
+    return sizes["k"] if "k" in sizes else sizes["d"]
 
 
 def _evaluate(dim, sizes):

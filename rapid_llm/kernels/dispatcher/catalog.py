@@ -14,7 +14,18 @@ from rapid_llm.kernels.ops.interfaces import Contract, Family, KernelSpec
 # A new family is one name here and its ops/<family>/rows.py.
 FAMILY_MODULES = tuple(
     f"rapid_llm.kernels.ops.{family}.rows"
-    for family in ("activation", "attention", "embeddings", "gemm", "kvcache", "norm", "quantization", "rotary", "sampling")
+    for family in (
+        "activation",
+        "attention",
+        "embeddings",
+        "fused",
+        "gemm",
+        "kvcache",
+        "norm",
+        "quantization",
+        "rotary",
+        "sampling",
+    )
 )
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

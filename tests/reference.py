@@ -3,6 +3,7 @@
 from rapid_llm.kernels.reference.activation import swiglu
 from rapid_llm.kernels.reference.attention import flash_decoding, flashattention2_nopad
 from rapid_llm.kernels.reference.embeddings import vocab_embedding
+from rapid_llm.kernels.reference.fused import add_rms_norm_fp8, swiglu_fp8
 from rapid_llm.kernels.reference.gemm import dense_gemm
 from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_index
 from rapid_llm.kernels.reference.moe import (
@@ -33,6 +34,7 @@ from rapid_llm.kernels.reference.sampling import filtered_probabilities, philox4
 
 __all__ = [
     "add_rms_norm",
+    "add_rms_norm_fp8",
     "dense_gemm",
     "dequantised",
     "filtered_probabilities",
@@ -58,6 +60,7 @@ __all__ = [
     "route_experts",
     "sample",
     "swiglu",
+    "swiglu_fp8",
     "top_logprobs",
     "update_kv_buffer",
     "update_kv_index",

@@ -28,6 +28,8 @@ BEYOND_THE_SWEEP = {
         {"num_tokens": 65_536, "k": 20_480, "group": 20_480},
     ),
     "quantize_int8": ({"num_tokens": 65_540, "k": 128}, {"num_tokens": 65_536, "k": 20_480}),
+    "add_rms_norm_fp8": ({"d": 20_480, "group": 20_480}, {"d": 20_480, "group": 128}, {"num_tokens": 65_536, "group": 128}),
+    "swiglu_fp8": ({"d": 20_480, "group": 20_480}, {"num_tokens": 65_536, "d": 128, "group": 128}),
     "fp8_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 16, "group": 128}),
     "int8_gemm": ({"num_tokens": 4096}, {"num_tokens": 16}),
     "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
@@ -111,7 +113,7 @@ def _implied(sizes):
     """Sizes that a contract's dims name and its sweep leaves to the case maker."""
     implied = {"n": 20, "max_positions": 4096, "num_table_rows": 256, "num_columns": 64, "max_seqlen_q": sizes.get("q_len")}
     if "group" in sizes:
-        implied |= {"groups": sizes["k"] // sizes["group"]}
+        implied |= {"groups": _width(sizes) // sizes["group"]}
     if "k" in sizes:
         implied |= {"half_k": sizes["k"] // 2, "groups_of_16": sizes["k"] // 16, "groups_of_32": sizes["k"] // 32}
     if "kv_len" in sizes:
@@ -119,6 +121,11 @@ def _implied(sizes):
         implied |= {"num_columns": columns, "num_rows": (sizes["num_seqs"] * columns + 1) * sizes["page_size"]}
         implied["num_tokens"] = sizes["num_seqs"] * sizes["q_len"]
     return implied
+
+
+def _width(sizes):
+    """Elements of a row that is quantised."""
+    return sizes["k"] if "k" in sizes else sizes["d"]
 
 
 def _evaluate(dim, sizes):

@@ -5,7 +5,7 @@ import pytest
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.ops.tile_policy import forget_tiles
 from rapid_llm.kernels.testing.hazards import store_load_hazards
-from tests.compile.launches import compiled_call, compiled_sweep, counts_of, each_native_row
+from tests.compile.launches import NATIVE_ROWS, compiled_call, compiled_sweep, counts_of, each_native_row
 
 MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a loop; more is a tile too large
 # Kernels that may have more than one binary per tile over the token counts, with the reason.
@@ -34,6 +34,11 @@ def _serves(row, device):
     return not row.requires.unmet(device) and device.name in catalog().contract(row.op).devices
 
 
+def _skip_unless_served(row, device):
+    if not _serves(row, device):
+        pytest.skip(f"{row.name} does not claim {device.name}")
+
+
 @pytest.mark.case("D1")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @each_native_row
@@ -54,6 +59,7 @@ def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated
 @pytest.mark.case("C1")
 @each_native_row
 def test_a_count_compiles_one_binary_per_tile(row, simulated):
+    _skip_unless_served(row, simulated)
     for count in counts_of(row):
         binaries = {}
         for tokens in TOKEN_COUNTS:
@@ -79,6 +85,7 @@ def heuristic_tiles(monkeypatch, tmp_path):
 @pytest.mark.case("C6")
 @each_native_row
 def test_a_row_loads_128_bits_at_a_time(row, simulated, heuristic_tiles):
+    _skip_unless_served(row, simulated)
     for tokens in (1, 64):
         launches = compiled_call(row, simulated, "bfloat16", **{counts_of(row)[0]: tokens})
         assert launches
@@ -88,3 +95,15 @@ def test_a_row_loads_128_bits_at_a_time(row, simulated, heuristic_tiles):
                 assert min(launch.load_bits) >= LEAST_BITS.get(row.name, 32), (
                     f"{launch.kernel} loads single elements: {launch.load_bits}"
                 )
+
+
+@pytest.mark.case("B2")
+@pytest.mark.parametrize("row", [row for row in NATIVE_ROWS if row.op.startswith("quantize_")], ids=lambda row: row.name)
+@pytest.mark.parametrize("rows", [65_536, 4 * 16_385])
+def test_rows_of_a_quantiser_stand_on_axis_0(row, rows, simulated):
+    _skip_unless_served(row, simulated)
+    groups = [{"group": 128}, {"group": 20_480}] if "group" in catalog().contract(row.op).defaults else [{}]
+    for group in groups:
+        for launch in compiled_call(row, simulated, "bfloat16", num_tokens=rows, k=20_480, **group):
+            assert launch.grid[0] >= rows // 16
+            assert launch.grid[1:] == (1, 1)

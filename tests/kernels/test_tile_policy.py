@@ -36,6 +36,8 @@ SIZES = {
     "w4a16_gemm": {**GEMM, "group": 128},
     "quantize_fp8": {"num_tokens": 7, "k": 4096, "group": 4096},
     "fp8_gemm": {**GEMM, "group": 128},
+    "add_rms_norm_fp8": {"num_tokens": 7, "d": 4096, "group": 128},
+    "swiglu_fp8": {"num_tokens": 7, "d": 14336, "group": 14336},
     "quantize_int8": {"num_tokens": 7, "k": 4096},
     "int8_gemm": GEMM,
     "nvfp4_gemm": GEMM,

@@ -18,6 +18,7 @@ FAMILY_MODULES = tuple(
         "activation",
         "attention",
         "embeddings",
+        "fused",
         "gemm",
         "kvcache",
         "moe",

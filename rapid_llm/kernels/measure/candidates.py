@@ -150,11 +150,12 @@ def _byte_product(sizes: Sizes) -> Iterator[Tile]:
 
 def _quantised(sizes: Sizes) -> Iterator[Tile]:
     """Rows as in _rows, or groups of 128."""
-    if sizes.get("group", sizes["k"]) < sizes["k"]:
+    width = sizes.get("k", sizes.get("d", 0))
+    if sizes.get("group", width) < width:
         for groups in (4, 8, 16, 32, 64):
             yield from (Tile(BLOCK_M=groups, BLOCK_N=128, num_warps=warps) for warps in _warps(128 * groups))
         return
-    for tile in _rows({"d": sizes["k"]}):
+    for tile in _rows({"d": width}):
         yield Tile(BLOCK_M=1, BLOCK_N=tile.BLOCK_N, num_warps=tile.num_warps)
 
 
@@ -197,6 +198,8 @@ _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "w4a16_gemm": _weight_only,
     "quantize_fp8": _quantised,
     "fp8_gemm": _byte_product,
+    "add_rms_norm_fp8": _rows,
+    "swiglu_fp8": _quantised,
     "quantize_int8": _quantised,
     "int8_gemm": _byte_product,
     "nvfp4_gemm": _fp4,

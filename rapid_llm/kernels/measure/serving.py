@@ -77,6 +77,12 @@ def _of_llama() -> Iterator[Sizes]:
             yield {"num_tokens": tokens, "n": n, "k": k}
 
 
+def _in_groups(widths: tuple[int, ...]) -> Iterator[Sizes]:
+    """Rows that end in e4m3, with a scale a token or one for each 128."""
+    for sizes in _of_rows("d", widths):
+        yield from ({**sizes, "group": group} for group in (sizes["d"], 128))
+
+
 def _quantised() -> Iterator[dict[str, int]]:
     """Rows that go into those."""
     for k in (4096, 14_336):
@@ -176,6 +182,8 @@ _SIZES = {
     "fused_moe_mxfp4": _mixtures,
     "quantize_fp8": lambda: (sizes | {"group": group} for sizes in _quantised() for group in (sizes["k"], 128)),
     "fp8_gemm": lambda: (*_weight_only(None), *_weight_only(128)),
+    "add_rms_norm_fp8": lambda: _in_groups(HIDDEN),
+    "swiglu_fp8": lambda: _in_groups(WIDE),
     "quantize_int8": _quantised,
     "int8_gemm": _of_llama,
     "nvfp4_gemm": _fp4,

@@ -356,6 +356,15 @@ def _e4m3_out(make: _Maker, tokens: int, width: int, group: int) -> Arguments:
     return {"out": make.empty(tokens, width, dtype=torch.float8_e4m3fn), "scales": scales if group < width else scales[:, 0]}
 
 
+def _add_rms_norm_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    return [entry | _e4m3_out(make, s["num_tokens"], s["d"], s["group"]) for entry in _add_rms_norm(make, s)]
+
+
+def _swiglu_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, d = s["num_tokens"], s["d"]
+    return [{"gate_up": make.normal(tokens, 2 * d), **_e4m3_out(make, tokens, d, s["group"])} for _ in range(make.count)]
+
+
 def _fp8_gemm(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     tokens, n, k, group = s["num_tokens"], s["n"], s["k"], s["group"]
     scales: dict[str, tuple[int, ...]] = {"x_scales": (tokens,), "weight_scales": (n,)}
@@ -520,6 +529,8 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "fused_moe_mxfp4": _fused_moe_mxfp4,
     "quantize_fp8": _quantize_fp8,
     "fp8_gemm": _fp8_gemm,
+    "add_rms_norm_fp8": _add_rms_norm_fp8,
+    "swiglu_fp8": _swiglu_fp8,
     "quantize_int8": _quantize_int8,
     "int8_gemm": _int8_gemm,
     "nvfp4_gemm": _nvfp4_gemm,

@@ -473,6 +473,19 @@ def _quantize_fp8(room: _Room, sizes: Sizes) -> Tile:
     return _quantised_rows(room, sizes)
 
 
+def _add_rms_norm_fp8(room: _Room, sizes: Sizes) -> Tile:
+    """A row in registers where it fits; two sums an element are walked with beside it. A tile holds whole groups of 128."""
+    width = _row_width(room, max(sizes["d"], _GROUP))
+    return _add_rms_norm(room, {"d": width if width >= sizes["d"] else 4096})
+
+
+def _swiglu_fp8(room: _Room, sizes: Sizes) -> Tile:
+    """A scale a token: a row in registers where it fits, else walked. A scale for each 128 of d: BLOCK_M of those groups."""
+    if sizes["group"] < sizes["d"]:
+        return Tile(BLOCK_M=16, BLOCK_N=_GROUP, num_warps=4)
+    return _add_rms_norm(room, sizes)
+
+
 def _quantised_rows(room: _Room, sizes: Sizes) -> Tile:
     """A row, or BLOCK_M narrow ones, in registers where it fits; a wider one is walked in tiles of BLOCK_N."""
     width = _row_width(room, sizes["k"])
@@ -642,6 +655,8 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "w4a16_gemm": (_w4a16_gemm, ("num_tokens", "n", "k"), ("group",)),
     "quantize_fp8": (_quantize_fp8, ("k", "group"), ("num_tokens",)),
     "fp8_gemm": (_fp8_gemm, ("num_tokens", "n", "k"), ("group",)),
+    "add_rms_norm_fp8": (_add_rms_norm_fp8, ("d",), ("num_tokens", "group")),
+    "swiglu_fp8": (_swiglu_fp8, ("d", "group"), ("num_tokens",)),
     "quantize_int8": (_quantised_rows, ("k",), ("num_tokens",)),
     "int8_gemm": (_int8_gemm, ("num_tokens", "n", "k"), ()),
     "nvfp4_gemm": (_nvfp4_gemm, ("num_tokens", "n", "k"), ()),
@@ -664,6 +679,8 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "w4a16_gemm": ("num_tokens", "n", "k", "group"),
     "quantize_fp8": ("num_tokens", "k", "group"),
     "fp8_gemm": ("num_tokens", "n", "k", "group"),
+    "add_rms_norm_fp8": ("num_tokens", "d", "group"),
+    "swiglu_fp8": ("num_tokens", "d", "group"),
     "quantize_int8": ("num_tokens", "k"),
     "int8_gemm": ("num_tokens", "n", "k"),
     "nvfp4_gemm": ("num_tokens", "n", "k"),

@@ -15,12 +15,15 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
-from rapid_llm.kernels.ops.primitives.e4m3 import e4m3_scale, finite_magnitudes, to_e4m3
+from rapid_llm.kernels.ops.primitives.bytes_in_memory import NARROW_STEP, loads_in_full
+from rapid_llm.kernels.ops.primitives.e4m3 import casts_in_two_steps, e4m3_scale, to_e4m3
+from rapid_llm.kernels.ops.primitives.magnitudes import finite_magnitudes
 from rapid_llm.kernels.ops.primitives.scales import GROUP, strides_of
 from rapid_llm.kernels.ops.quantization.fp8_inputs import check_fp8_gemm, check_quantize_fp8
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
+_MOST_OWN_SCALES = 64  # outputs of a program that have scales of their own for every 128 of k
 _SWAPPED_BELOW = 64  # rows of the least warpgroup product: fewer tokens than that go on its other side
 
 
@@ -45,11 +48,13 @@ def quantize_fp8(x: torch.Tensor, *, out: torch.Tensor, scales: torch.Tensor, st
     if not num_tokens:
         return out
     group = GROUP if static else group  # no scale spans a program, so it may cover any part of a row
-    tile = resolve_tiles("quantize_fp8", device=launch_device(x), dtype=x.dtype, num_tokens=num_tokens, k=k, group=group).launch()
+    device = launch_device(x)
+    tile = resolve_tiles("quantize_fp8", device=device, dtype=x.dtype, num_tokens=num_tokens, k=k, group=group).launch()
     if group == k and not static:
         _quantize_rows_kernel[(triton.cdiv(num_tokens, tile["BLOCK_M"]),)](
-            x, out, scales, x.stride(0), out.stride(0), scales.stride(0), num_tokens, k, LOOPED=k > tile["BLOCK_N"], **tile
-        )
+            x, out, scales, x.stride(0), out.stride(0), scales.stride(0), num_tokens, k,
+            LOOPED=k > tile["BLOCK_N"], TWO_STEPS=casts_in_two_steps(device), **tile,
+        )  # fmt: skip
         return out
     tile["BLOCK_N"] = GROUP
     groups = triton.cdiv(k, GROUP)
@@ -57,7 +62,7 @@ def quantize_fp8(x: torch.Tensor, *, out: torch.Tensor, scales: torch.Tensor, st
     grid = (triton.cdiv(num_tokens, tile["BLOCK_M"] // across) * triton.cdiv(groups, across),)
     _quantize_groups_kernel[grid](
         x, out, scales, x.stride(0), out.stride(0), scales.stride(0), 0 if static else scales.stride(1), num_tokens, k,
-        GIVEN=static, ACROSS=across, **tile,
+        GIVEN=static, ACROSS=across, TWO_STEPS=casts_in_two_steps(device), **tile,
     )  # fmt: skip
     return out
 
@@ -73,6 +78,7 @@ def _quantize_rows_kernel(
     num_tokens,
     k,
     LOOPED: tl.constexpr,
+    TWO_STEPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -90,12 +96,12 @@ def _quantize_rows_kernel(
         for start in range(0, k, BLOCK_N):
             inside = there & (start + cols < k)
             x = tl.load(x_rows + start + cols, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out_rows + start + cols, to_e4m3(x, scale[:, None]), mask=inside)
+            tl.store(out_rows + start + cols, to_e4m3(x, scale[:, None], TWO_STEPS), mask=inside)
     else:
         inside = there & (cols < k)
         x = tl.load(x_rows + cols, mask=inside, other=0.0).to(tl.float32)  # [M, N]
         scale = e4m3_scale(tl.max(finite_magnitudes(x), 1))
-        tl.store(out_rows + cols, to_e4m3(x, scale[:, None]), mask=inside)
+        tl.store(out_rows + cols, to_e4m3(x, scale[:, None], TWO_STEPS), mask=inside)
     tl.store(scales_ptr + rows * scales_stride, scale, mask=rows < num_tokens)
 
 
@@ -112,6 +118,7 @@ def _quantize_groups_kernel(
     k,
     GIVEN: tl.constexpr,
     ACROSS: tl.constexpr,
+    TWO_STEPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -130,7 +137,7 @@ def _quantize_groups_kernel(
         scale = e4m3_scale(tl.max(finite_magnitudes(x), 1))
         scales_ptrs = scales_ptr + rows * scales_stride + groups.to(tl.int64) * scales_stride_k
         tl.store(scales_ptrs, scale, mask=(rows < num_tokens) & (groups * BLOCK_N < k))
-    tl.store(out_ptr + rows[:, None] * out_stride + cols, to_e4m3(x, scale[:, None]), mask=inside)
+    tl.store(out_ptr + rows[:, None] * out_stride + cols, to_e4m3(x, scale[:, None], TWO_STEPS), mask=inside)
 
 
 def fp8_gemm(
@@ -167,6 +174,10 @@ def fp8_gemm(
     grouped = (group, outputs) != (k, 1)
     if grouped:
         tile["BLOCK_K"] = GROUP
+        if outputs == 1:  # beside a program's sums, its scales take a register each
+            tile["BLOCK_N"] = min(tile["BLOCK_N"], _MOST_OWN_SCALES)
+    elif not loads_in_full(x, weight):
+        tile["BLOCK_K"] = min(tile["BLOCK_K"], NARROW_STEP)
     grid = (triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
     _fp8_gemm_kernel[grid](
         x, weight, x_scales, weight_scales, bias, out,
@@ -220,6 +231,8 @@ def _fp8_gemm_kernel(
     weight_offsets = cols64[:, None] * weight_stride + inner[None, :]  # [N, K]
     x_scales_ptrs = x_scales_ptr + rows64 * x_scales_stride
     weight_scales_ptrs = weight_scales_ptr + (cols64 if OUTPUTS <= 1 else cols64 // OUTPUTS) * weight_scales_stride
+    if OUTPUTS > 1:
+        first_scale = ((within // group_m) * BLOCK_N // OUTPUTS).to(tl.int64) * weight_scales_stride
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, k, BLOCK_K):
         x_mask, weight_mask = row_mask[:, None], col_mask[:, None]
@@ -236,11 +249,16 @@ def _fp8_gemm_kernel(
                 acc = tl.dot(x, tl.trans(weight), acc, max_num_imprecise_acc=IMPRECISE)
         else:
             of_x = tl.load(x_scales_ptrs + start // BLOCK_K * x_scales_stride_k, mask=row_mask, other=0.0)
-            of_weight = tl.load(weight_scales_ptrs + start // BLOCK_K * weight_scales_stride_k, mask=col_mask, other=0.0)
-            if SWAPPED:
-                acc += tl.dot(weight, tl.trans(x)) * of_x[None, :] * of_weight[:, None]
+            if OUTPUTS >= BLOCK_N:  # one for all outputs of the program
+                of_x *= tl.load(weight_scales_ptr + first_scale + start // BLOCK_K * weight_scales_stride_k)
+                product = tl.dot(weight, tl.trans(x)) * of_x[None, :] if SWAPPED else tl.dot(x, tl.trans(weight)) * of_x[:, None]
             else:
-                acc += tl.dot(x, tl.trans(weight)) * of_x[:, None] * of_weight[None, :]
+                of_weight = tl.load(weight_scales_ptrs + start // BLOCK_K * weight_scales_stride_k, mask=col_mask, other=0.0)
+                if SWAPPED:
+                    product = tl.dot(weight, tl.trans(x)) * of_x[None, :] * of_weight[:, None]
+                else:
+                    product = tl.dot(x, tl.trans(weight)) * of_x[:, None] * of_weight[None, :]
+            acc += product
     if SWAPPED:
         acc = tl.trans(acc)
     if OUTPUTS == 0:

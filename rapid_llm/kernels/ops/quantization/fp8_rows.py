@@ -1,6 +1,6 @@
 """Rows and contracts of e4m3 activations and of products of e4m3 numbers."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, KernelSpec, Sizes, TensorArg
+from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, KernelSpec, Limit, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
 _NATIVE = CapabilityRequirement(device_types=("cuda",), min_sm=89, native_fp8=True, packages=("triton",), min_triton=(3, 6))
@@ -115,6 +115,16 @@ ROWS = (
         requires=_ANY,
         dtypes=FLOATS,
         fallback=True,
+        library=True,
+    ),
+    KernelSpec(
+        op="fp8_gemm",
+        name="cublas.fp8_gemm",
+        target="rapid_llm.kernels.ops.quantization.fp8_library:fp8_gemm",
+        requires=CapabilityRequirement(device_types=("cuda",), min_sm=89, native_fp8=True),
+        dtypes=("bfloat16",),
+        limits={"n": Limit(low=16, multiple=16), "k": Limit(low=144, multiple=16), "group": Limit(low=129)},  # one scale along k
+        priority=20,
         library=True,
     ),
     KernelSpec(

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
-from rapid_llm.kernels.ops.primitives.e4m3 import finite_magnitudes
+from rapid_llm.kernels.ops.primitives.bytes_in_memory import NARROW_STEP, loads_in_full
+from rapid_llm.kernels.ops.primitives.magnitudes import finite_magnitudes
 from rapid_llm.kernels.ops.primitives.scales import strides_of
 from rapid_llm.kernels.ops.quantization.w8a8_int8_inputs import check_int8_gemm, check_quantize_int8
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
@@ -144,6 +145,8 @@ def int8_gemm(
     if not num_tokens or not n:
         return out
     tile = resolve_tiles("int8_gemm", device=launch_device(x), dtype=out.dtype, num_tokens=num_tokens, n=n, k=k).launch()
+    if not loads_in_full(x, weight):
+        tile["BLOCK_K"] = min(tile["BLOCK_K"], NARROW_STEP)
     grid = (triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
     _int8_gemm_kernel[grid](
         x, weight, x_scales, weight_scales, bias, out,

@@ -23,8 +23,8 @@ BEYOND_THE_SWEEP = {
     "add_rms_norm": ({"d": 20_480},),
     "w8a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 64, "group": 1024}),
     "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
-    "nvfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64}, {"num_tokens": 4096}),
-    "mxfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64}, {"num_tokens": 4096}),
+    "nvfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64, "n": 14_336}, {"num_tokens": 4096}),
+    "mxfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64, "n": 14_336}, {"num_tokens": 4096}),
 }
 SCALARS = {"eps": 1e-6, "sm_scale": 0.125}
 

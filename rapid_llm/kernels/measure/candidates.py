@@ -128,15 +128,14 @@ def _weight_only(sizes: Sizes) -> Iterator[Tile]:
 
 
 def _fp4(sizes: Sizes) -> Iterator[Tile]:
-    """A warp for each 16 outputs and with twice as many; steps of 64 to 256 bytes of an output."""
-    tokens = sizes["num_tokens"]
-    if tokens <= 64:
-        block_m = _power(tokens, 16, 64)
+    """A warp for each 16 outputs and with twice as many; steps of 32 to 256 bytes of an output."""
+    if sizes["num_tokens"] <= 64:
+        block_m = _power(sizes["num_tokens"], 16, 64)
         shapes = [(block_m, block_n, warps) for block_n, warps in ((16, 1), (32, 2), (32, 4), (64, 4), (128, 4), (128, 8))]
-        depths = (128, 256, 512)
+        depths = [128, 256, 512]
     else:
         shapes = [(64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 4), (128, 128, 4), (128, 128, 8), (256, 128, 8)]
-        depths = (64, 128)
+        depths = [64, 128]
     for block_m, block_n, warps in shapes:
         for block_k in depths:
             yield from (Tile(block_m, block_n, block_k, num_warps=warps, num_stages=stages) for stages in (3, 4))

@@ -574,7 +574,8 @@ def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
     elif tokens <= 64:
         block_m, block_n, block_k = tokens, 32 if n <= 4096 else 64, 256 if tokens <= 32 else 128
     else:
-        block_m, block_n, block_k = 128, 128 if -(-tokens // 128) * -(-n // 128) >= _FEW_PROGRAMS else 64, 128
+        block_m, block_k = room.pick(pre_hopper=64, hopper_up=128), 128
+        block_n = 128 if -(-tokens // block_m) * -(-n // 128) >= _FEW_PROGRAMS else 64
     block_n, block_k = min(block_n, n), max(min(block_k, k), group, room.block_k_multiple)
     while True:
         none, one = (_fp4_bytes(group, room.itemsize, block_m, block_n, block_k, stages) for stages in (0, 1))

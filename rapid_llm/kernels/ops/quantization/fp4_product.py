@@ -49,6 +49,8 @@ def launch_product(
     tile = resolve_tiles(
         op, device=launch_device(x), dtype=x.dtype, block_k_multiple=group, num_tokens=num_tokens, n=n, k=k
     ).launch()  # fmt: skip
+    if global_scales is None and x.dtype == torch.float16:  # two bf16 numbers for each of x take twice the registers
+        tile["BLOCK_K"] = max(tile["BLOCK_K"] // 2, group)
     words = weight.view(torch.int32)
     scale_bytes = scales if scales.dtype == torch.uint8 else scales.view(torch.int8)  # no e4m3 pointer: below sm89 there is none
     splits = tile.setdefault("SPLIT_K", 1)

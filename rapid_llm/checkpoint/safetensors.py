@@ -92,9 +92,24 @@ class SafetensorsCheckpoint:
 def _with_quantization(folder: Path) -> dict[str, Any]:
     """config.json, with the quantisation that stands in a file of its own where config.json says nothing of it."""
     config, file = read_json_object(folder / "config.json"), folder / QUANTIZATION_FILE
-    if config.get("quantization_config") is None and config.get("compression_config") is None and file.exists():
-        config["quantization_config"] = {"quant_method": "modelopt", **read_json_object(file)}
+    if not file.exists():
+        return config
+    found, other = config.get("quantization_config"), {"quant_method": "modelopt", **read_json_object(file)}
+    if found is None and config.get("compression_config") is None:
+        return config | {"quantization_config": other}
+    names = [_algorithm(each) for each in (found, other)]
+    if names[0] != names[1]:
+        got, change = f"{names[0]!r} and {names[1]!r}", f"remove {QUANTIZATION_FILE} or correct it"
+        raise CheckpointError(f"{folder}: config.json and {QUANTIZATION_FILE} differ", got=got, wanted="one way", change=change)
     return config
+
+
+def _algorithm(config: Any) -> Any:
+    """What ModelOpt's config names, at the top or under "quantization"; another format's own name."""
+    if not isinstance(config, dict) or config.get("quant_method") != "modelopt":
+        return config.get("quant_method") if isinstance(config, dict) else None
+    nested = config.get("quantization")
+    return (nested if isinstance(nested, dict) else config).get("quant_algo")
 
 
 def _generation_defaults(folder: Path) -> GenerationDefaults:

@@ -84,7 +84,10 @@ def _sampled(layers: list[Any]) -> list[Any]:
 def _check_linear(linear: Linear, source: CheckpointSource, place: Placement) -> LayerCheck:
     """``linear`` on random activations against the file's values in float64."""
     weights = [_weight(linear.format, source, name) for name, _ in linear.parts]
-    x = torch.randn(_TOKENS, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
+    x = torch.randn(_TOKENS, weights[0].shape[1], generator=torch.Generator().manual_seed(0))
+    if isinstance(linear.weight, W8A8) and linear.weight.x_scale is not None:  # what the file's own scale does not cut off
+        x *= float(linear.weight.x_scale) * linear.weight.largest / x.abs().max()
+    x = x.to(place.device, place.dtype)
     result = linear(x).double().cpu()
     right = x.double().cpu() @ torch.cat(weights).t()
     if linear.bias is not None:

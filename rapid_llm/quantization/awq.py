@@ -38,7 +38,10 @@ class Awq:
     file: Path = field(compare=False, repr=False)
 
     kind: ClassVar[str] = "awq"
-    tensor: ClassVar[str] = "qweight"
+
+    def codes(self, name: str) -> str:
+        """See CheckpointFormat."""
+        return f"{name}.qweight"
 
     def refusal(self, k: int) -> str:
         """See CheckpointFormat."""

@@ -10,6 +10,8 @@ from rapid_llm.quantization.compressed_tensors import compressed_tensors_rule
 from rapid_llm.quantization.formats import FLOATS, CheckpointFormat, CheckpointFormats, Formats, Held, Plain
 from rapid_llm.quantization.fp8 import fp8_rule
 from rapid_llm.quantization.gptq import gptq_rule
+from rapid_llm.quantization.modelopt import modelopt_rule
+from rapid_llm.quantization.mxfp4 import mxfp4_rule
 from rapid_llm.quantization.settings import Settings
 
 _RULES: Mapping[str, Callable[[Settings, Held], Callable[[str], CheckpointFormat | None]]] = {
@@ -17,6 +19,8 @@ _RULES: Mapping[str, Callable[[Settings, Held], Callable[[str], CheckpointFormat
     "compressed-tensors": compressed_tensors_rule,
     "fp8": fp8_rule,
     "gptq": gptq_rule,
+    "modelopt": modelopt_rule,
+    "mxfp4": mxfp4_rule,
 }
 _PLAIN_LAYERS = ("lm_head", "model.embed_tokens")
 

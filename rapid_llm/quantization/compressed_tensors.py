@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
 from rapid_llm.errors import CheckpointError
+from rapid_llm.quantization import mxfp4, nvfp4
 from rapid_llm.quantization.filling import (
     Layout,
     codes_of,
@@ -20,10 +20,13 @@ from rapid_llm.quantization.filling import (
     input_scale_slot,
     intake,
     scale_slot,
+    zeros_slot,
 )
 from rapid_llm.quantization.formats import CheckpointFormat, Held, Read
 from rapid_llm.quantization.fp8 import Activations, Fp8
 from rapid_llm.quantization.gptq import GROUPS, empty_integers, group_index, refused_rows
+from rapid_llm.quantization.modelopt import Nvfp4
+from rapid_llm.quantization.mxfp4 import Mxfp4
 from rapid_llm.quantization.names import NamePatterns
 from rapid_llm.quantization.packed import Int8Weight, Packed, Place
 from rapid_llm.quantization.settings import Settings
@@ -33,6 +36,7 @@ from rapid_llm.weights import WeightSlot
 logger = logging.getLogger(__name__)
 
 _NEUTRAL_PARTS = ("sparsity_config", "transform_config")  # empty, or absent
+_SYMMETRIC = "0, as the config says symmetric"
 _ARGUMENTS = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")  # how numbers were found
 
 
@@ -57,12 +61,14 @@ class PackedIntegers:
     held: Held = field(compare=False, repr=False)
     file: Path = field(compare=False, repr=False)
 
-    tensor: ClassVar[str] = "weight_packed"
-
     @property
     def kind(self) -> str:
         """See WeightFormat."""
         return f"w{self.bits}a16"
+
+    def codes(self, name: str) -> str:
+        """See CheckpointFormat."""
+        return f"{name}.weight_packed"
 
     def refusal(self, k: int) -> str:
         """See CheckpointFormat."""
@@ -91,8 +97,8 @@ class PackedIntegers:
         if self.zeros:
             shape = (-(-part.n // per_word), part.k // part.group)
             yield intake(f"{name}.weight_zero_point", part, zeros, shape, ("int32",))
-        else:
-            yield from _no_zero_points(f"{name}.weight_zero_point", part, self.held, self.file)
+        elif f"{name}.weight_zero_point" in self.held:
+            yield zeros_slot(f"{name}.weight_zero_point", part, self.held, self.file, _SYMMETRIC)
         if f"{name}.weight_shape" in self.held:
             yield _shape_slot(f"{name}.weight_shape", part, self.file)
         index = f"{name}.weight_g_idx"
@@ -133,12 +139,14 @@ class Integers:
     held: Held = field(compare=False, repr=False)
     file: Path = field(compare=False, repr=False)
 
-    tensor: ClassVar[str] = "weight"
-
     @property
     def kind(self) -> str:
         """See WeightFormat."""
         return "w8a16" if self.activations == "plain" else "w8a8"
+
+    def codes(self, name: str) -> str:
+        """See CheckpointFormat."""
+        return f"{name}.weight"
 
     def refusal(self, k: int) -> str:
         """See CheckpointFormat."""
@@ -155,7 +163,8 @@ class Integers:
         yield WeightSlot(f"{name}.weight", part.weight, ("int8",), part.whole.finish)
         yield scale_slot(f"{name}.weight_scale", part, self.layout, self.held)
         for zero_point in ("weight_zero_point", "input_zero_point"):
-            yield from _no_zero_points(f"{name}.{zero_point}", part, self.held, self.file)
+            if f"{name}.{zero_point}" in self.held:
+                yield zeros_slot(f"{name}.{zero_point}", part, self.held, self.file, _SYMMETRIC)
         if (activations := input_scale_slot(f"{name}.input_scale", part, self.held)) is not None:
             yield activations
 
@@ -163,18 +172,6 @@ class Integers:
         """See CheckpointFormat."""
         codes = read(f"{name}.weight").double()
         return codes * expanded_scales(read(f"{name}.weight_scale"), self.layout, *codes.shape)
-
-
-def _no_zero_points(name: str, part: Packed, held: Held, file: Path) -> Iterator[WeightSlot]:
-    """The slot of zero points that a symmetric layer need not have: they must be 0."""
-
-    def store(_start: int, points: torch.Tensor) -> None:
-        if bool((points != 0).any()):
-            got, wanted = "zero points that are not 0", "0, as the config says symmetric"
-            raise CheckpointError(f"{file}: {name} cannot be used", got=got, wanted=wanted, change="correct the config")
-
-    if name in held:
-        yield intake(name, part, store, held[name].shape, (held[name].dtype,))
 
 
 def _shape_slot(name: str, part: Packed, file: Path) -> WeightSlot:
@@ -232,6 +229,8 @@ def _form(group: Settings, usual: object, held: Held) -> CheckpointFormat:
         "pack-quantized": _packed_integers,
         "int-quantized": _integers,
         "float-quantized": _floats,
+        "nvfp4-pack-quantized": _nvfp4,
+        "mxfp4-pack-quantized": _mxfp4,
         "naive-quantized": _floats if weights.get("type") == "float" else _integers,
     }
     if not isinstance(name, str) or name not in makers:
@@ -285,6 +284,29 @@ def _floats(weights: Settings, inputs: Settings | None, held: Held) -> Fp8:
     if layout == "block" and weights.get("block_structure") not in ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
         raise weights.refused("block_structure", f"{[BLOCK, BLOCK]}")
     return Fp8(layout, _activations(inputs, "float", by_block=layout == "block"), held=held, file=weights.file)
+
+
+def _nvfp4(weights: Settings, inputs: Settings | None, held: Held) -> Nvfp4:
+    """Weights of nvfp4-pack-quantized; activations, which may be meant to be rounded alike, keep their dtype."""
+    _four_bits(weights, "tensor_group", nvfp4.GROUP)
+    if inputs is not None:
+        _four_bits(inputs, "tensor_group", nvfp4.GROUP)
+    return Nvfp4(True, held, weights.file)
+
+
+def _mxfp4(weights: Settings, inputs: Settings | None, held: Held) -> Mxfp4:
+    """Weights of mxfp4-pack-quantized; activations as of _nvfp4."""
+    _four_bits(weights, "group", mxfp4.GROUP)
+    if inputs is not None:
+        _four_bits(inputs, "group", mxfp4.GROUP)
+    return Mxfp4(True, held, weights.file)
+
+
+def _four_bits(arguments: Settings, strategy: str, group: int) -> None:
+    for key, served in (("type", "float"), ("num_bits", 4), ("strategy", strategy), ("group_size", group)):
+        arguments.one_of(key, (served,))
+    arguments.one_of("symmetric", (True,), True)
+    arguments.get("dynamic")
 
 
 def _eight_bits(arguments: Settings, kind: str) -> None:

@@ -1,6 +1,7 @@
 """What the formats' slots share: codes out of 32-bit words and into bytes, scales of every layout, checks of what was loaded."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -154,6 +155,18 @@ def intake(
 ) -> WeightSlot:
     """A slot of ``part`` whose rows go to ``store``."""
     return WeightSlot(name, Intake(store, shape, part.device), dtypes, part.whole.finish, optional)
+
+
+def zeros_slot(name: str, part: Packed, held: Held, file: Path, why: str) -> WeightSlot:
+    """A slot for a tensor that may be in the file as long as all of it is 0; ``why`` tells what else it would mean."""
+
+    def store(_start: int, values: torch.Tensor) -> None:
+        if bool((values != 0).any()):
+            change = "use a checkpoint whose config and tensors agree"
+            raise CheckpointError(f"{file}: {name} cannot be used", got="values that are not 0", wanted=why, change=change)
+
+    dtypes = () if held[name].dtype in FLOATS else (held[name].dtype,)
+    return intake(name, part, store, held[name].shape, dtypes, optional=True)
 
 
 def unread(name: str, part: Packed, held: Held) -> WeightSlot:

@@ -56,9 +56,8 @@ Read = Callable[[str], torch.Tensor]
 class CheckpointFormat(WeightFormat, Protocol):
     """A format that a checkpoint's config describes. Two that are equal can be stacked."""
 
-    @property
-    def tensor(self) -> str:
-        """What the file calls the codes of a layer, after its name: "weight", "qweight"."""
+    def codes(self, name: str) -> str:
+        """What the file calls the codes of a layer: "model.layers.0.mlp.up_proj.qweight"."""
 
     def refusal(self, k: int) -> str:
         """Why rows of ``k`` cannot be kept so; empty when they can."""
@@ -113,7 +112,8 @@ class CheckpointFormats:
         form, plain = self._rule(name), self._held.get(f"{name}.weight")
         if form is None or plain is None or plain.dtype not in FLOATS:
             return form
-        return form if form.tensor != "weight" and f"{name}.{form.tensor}" in self._held else None
+        codes = form.codes(name)
+        return form if codes != f"{name}.weight" and codes in self._held else None
 
 
 def unusable(file: Path, name: str, kind: str, why: str) -> CheckpointError:

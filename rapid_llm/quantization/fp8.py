@@ -46,7 +46,10 @@ class Fp8:
     file: Path = field(default=Path(), compare=False, repr=False)
 
     kind: ClassVar[str] = "fp8"
-    tensor: ClassVar[str] = "weight"
+
+    def codes(self, name: str) -> str:
+        """See CheckpointFormat."""
+        return f"{name}.weight"
 
     def refusal(self, k: int) -> str:
         """See CheckpointFormat."""

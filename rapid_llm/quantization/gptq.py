@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from rapid_llm.errors import CheckpointError, ConfigError
-from rapid_llm.quantization.filling import check_scales, codes_of, intake, sort_columns, unread
+from rapid_llm.quantization.filling import check_scales, codes_of, intake, sort_columns, unread, zeros_slot
 from rapid_llm.quantization.formats import Held, Read, unusable
 from rapid_llm.quantization.names import NamePatterns
 from rapid_llm.quantization.packed import Int4Weight, Int8Weight, Packed, Place
@@ -55,7 +55,10 @@ class Gptq:
     file: Path = field(compare=False, repr=False)
 
     kind: ClassVar[str] = "gptq"
-    tensor: ClassVar[str] = "qweight"
+
+    def codes(self, name: str) -> str:
+        """See CheckpointFormat."""
+        return f"{name}.qweight"
 
     def refusal(self, k: int) -> str:
         """See CheckpointFormat."""
@@ -99,6 +102,8 @@ class Gptq:
             yield group_index(index, name, part, self.act_order, self.file)
         elif index in self.held:
             yield unread(index, part, self.held)
+        if f"{name}.bias" in self.held:  # some writers give every layer one; a model that has one takes it in place of this
+            yield zeros_slot(f"{name}.bias", part, self.held, self.file, "0, as the model has no bias there")
 
     def _zero_points(self, stored: torch.Tensor) -> torch.Tensor:
         return stored + 1 & 2**self.bits - 1 if self.less_one else stored

@@ -1,6 +1,6 @@
 """Weights of one byte whose products round the activations to one byte too, so that the matrix units multiply bytes."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -19,10 +19,13 @@ class W8A8(Packed):
     weights are.
 
     Attributes:
+        code: dtype of weights and rounded activations.
+        largest: the largest number in it that activations are rounded to.
         x_scale: fp32 [1], what all activations are scaled by; None measures each token's.
     """
 
     code: ClassVar[torch.dtype]
+    largest: ClassVar[float]
     quantiser: ClassVar[str]
     gemm: ClassVar[str]
 
@@ -52,6 +55,14 @@ class W8A8(Packed):
     def experts_sizes(self) -> dict[str, int]:
         """See Packed."""
         return {"group": BLOCK if self.by_block else 0}
+
+    def part(self, start: int, stop: int) -> Self:
+        """Views of some rows, with the scales that they have once ``settle`` has put scales together."""
+        part, scales = super().part(start, stop), self.tensors["scales"]
+        if len(scales) != self.n:
+            rows = slice(start // BLOCK, -(-stop // BLOCK)) if scales.dim() == 2 else slice(None)
+            part.tensors["scales"] = scales[rows]
+        return part
 
     def _sizes(self) -> dict[str, int]:
         return {"n": self.n, "k": self.k}
@@ -88,6 +99,7 @@ class Fp8Weight(W8A8):
 
     experts_op = "fused_moe_fp8"
     code = torch.float8_e4m3fn
+    largest = E4M3_MAX
     quantiser = "quantize_fp8"
     gemm = "fp8_gemm"
 
@@ -98,6 +110,14 @@ class Fp8Weight(W8A8):
         """Before it is loaded; ``static`` has one scale for all activations, which the checkpoint holds."""
         weight: Fp8Weight = cls._empty(place, n, k, by_block=by_block, static=static, experts=experts)
         return weight
+
+    def part(self, start: int, stop: int) -> Self:
+        """Views of some rows, with the scales that they have once ``settle`` has put scales together."""
+        part, scales = super().part(start, stop), self.tensors["scales"]
+        if len(scales) != self.n:
+            rows = slice(start // BLOCK, -(-stop // BLOCK)) if scales.dim() == 2 else slice(None)
+            part.tensors["scales"] = scales[rows]
+        return part
 
     def _sizes(self) -> dict[str, int]:
         return {"n": self.n, "k": self.k, "group": self.group}
@@ -127,6 +147,7 @@ class Int8Activations(W8A8):
     """int8 weights and activations: quantize_int8 and int8_gemm. Rounding: to int8 of a row's largest magnitude over 127."""
 
     code = torch.int8
+    largest = 127.0
     quantiser = "quantize_int8"
     gemm = "int8_gemm"
 

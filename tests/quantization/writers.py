@@ -118,6 +118,47 @@ def floats(weight, layout, *, names=("weight_scale", "input_scale"), dtype=torch
     return with_input_scale({"weight": codes, names[0]: scales}, input_scale, names[1]), codes.float().double() * wide
 
 
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0], dtype=torch.float64)
+
+
+def nearest_codes(values):
+    """The e2m1 code nearest to each of float64 [n, k]."""
+    return (values[..., None] - E2M1).abs().argmin(-1)
+
+
+def bytes_of(codes):
+    """Two codes a byte, the even one in the low half."""
+    return (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8)
+
+
+def nvfp4(weight, *, packed=False, input_scale=None):
+    """As ModelOpt writes it, or with ``packed`` compressed-tensors."""
+    groups = weight.double().view(len(weight), -1, 16)
+    whole = (groups.abs().amax() / (6 * 448)).float()
+    scales = (groups.abs().amax(2) / 6 / whole.double()).float().to(torch.float8_e4m3fn)
+    divisor = (1 / whole).float()
+    steps = scales.float().double() * (1 / divisor.double() if packed else whole.double())
+    codes = nearest_codes(groups / steps.clamp(min=1e-30)[..., None]).view(weight.shape)
+    values = E2M1[codes] * steps.repeat_interleave(16, 1)
+    if packed:
+        tensors = {"weight_packed": bytes_of(codes), "weight_scale": scales, "weight_global_scale": divisor.view(1)}
+        return with_input_scale(tensors, input_scale, "input_global_scale"), values
+    tensors = {"weight": bytes_of(codes), "weight_scale": scales, "weight_scale_2": whole.view(())}
+    return with_input_scale(tensors, input_scale), values
+
+
+def mxfp4(weight, *, packed=False):
+    """As gpt-oss has it, whose names follow the layer's without a dot; or with ``packed`` compressed-tensors."""
+    groups = weight.double().view(len(weight), -1, 32)
+    exponents = (groups.abs().amax(2).log2().floor() - 2).clamp(-127, 127)
+    steps = 2.0**exponents
+    codes = nearest_codes(groups / steps[..., None]).view(weight.shape)
+    values, scales = E2M1[codes] * steps.repeat_interleave(32, 1), (exponents + 127).to(torch.uint8)
+    if packed:
+        return {"weight_packed": bytes_of(codes), "weight_scale": scales}, values
+    return {"_blocks": bytes_of(codes).view(len(weight), -1, 16), "_scales": scales}, values
+
+
 def with_input_scale(tensors, scale, name="input_scale"):
     return tensors if scale is None else tensors | {name: torch.tensor([scale])}
 
@@ -137,10 +178,10 @@ def parameters_of(oracle):
                 yield f"{layer}.{block}.experts.{number}.{part}.weight", rows
 
 
-def write_quantised(folder, oracle, config, writer):
+def write_quantised(folder, oracle, config, writer, change=None):
     """Save ``oracle`` with each linear layer but the head as ``writer(name, weight)`` gives it; it then computes with the values.
 
-    ``writer`` may return None, which leaves a layer plain. Returns the folder and every tensor by name.
+    ``writer`` may return None, which leaves a layer plain; ``change`` may change what is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     oracle.config.save_pretrained(folder)
@@ -154,10 +195,13 @@ def write_quantised(folder, oracle, config, writer):
                 tensors[name] = parameter.detach().clone()
                 continue
             parts, values = written
-            tensors |= {f"{layer}.{key}": value.contiguous() for key, value in parts.items()}
+            names = {key: f"{layer}{key}" if key.startswith("_") else f"{layer}.{key}" for key in parts}
+            tensors |= {names[key]: value.contiguous() for key, value in parts.items()}
             parameter.copy_(values)
     if oracle.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
+    if change is not None:
+        change(tensors)
     save_file(tensors, folder / "model.safetensors")
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))

@@ -8,6 +8,7 @@ from itertools import chain
 import torch
 
 from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.dispatcher.catalog import catalog, size_names
 from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.placement import Placement
 from rapid_llm.quantization.formats import Plain, WeightFormat
@@ -145,8 +146,10 @@ def _op_of(gate_up: ExpertStack, down: ExpertStack) -> tuple[str, dict[str, int]
     first, second = gate_up.weight, down.weight
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return "fused_moe", {}
-    if isinstance(first, Packed) and isinstance(second, Packed) and type(first) is type(second):
-        return first.experts_op, dict(first.experts_sizes.items() & second.experts_sizes.items())  # what differs is left open
+    if isinstance(first, Packed) and isinstance(second, Packed) and type(first) is type(second) and first.experts_op:
+        known = size_names(catalog().contract(first.experts_op))
+        shared = first.experts_sizes.items() & second.experts_sizes.items()  # what differs is left open
+        return first.experts_op, {size: value for size, value in shared if size in known}
     return "", {}
 
 
@@ -158,5 +161,5 @@ def _refuse_unless_numbers_will_do(name: str, forms: Sequence[WeightFormat | Non
         f"{name}.experts cannot be served in their format",
         got=" and ".join(dict.fromkeys("plain numbers" if form is None else form.kind for form in forms)),
         wanted="gate, up and down in one format that an op for experts multiplies by",
-        change="use a checkpoint of plain numbers, as it is or with quantize='int8' or 'int4'",
+        change="use a checkpoint of plain numbers, as it is or with quantize='fp8', 'int8' or 'int4'",
     )

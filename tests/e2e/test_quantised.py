@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rapid_llm import LLM, ConfigError, SamplingParams
-from tests.e2e.test_families_match_transformers import FAMILIES, assert_close, run_model
+from tests.e2e.test_families_match_transformers import DENSE, FAMILIES, assert_close, run_model
 from tests.quantization.test_online import KINDS, quantised
 from tests.tiny_model import VOCAB_SIZE, expected_logits, save_checkpoint, tiny_model
 
@@ -24,12 +24,11 @@ def with_rounded_weights(oracle, kind):
     return oracle
 
 
-SPARSE = ("mixtral", "qwen3_moe")
-EXPERT_KINDS = ("int8", "int4")
+EXPERT_KINDS = ("fp8", "int8", "int4")
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [(family, kind) for family in FAMILIES for kind in KINDS if family not in SPARSE or kind in EXPERT_KINDS]
+    ("family", "kind"), [(family, kind) for family in FAMILIES for kind in KINDS if family in DENSE or kind in EXPERT_KINDS]
 )
 def test_logits_equal_those_of_a_float_model_with_the_rounded_weights(family, kind, ids, tmp_path):
     oracle = tiny_model(family, tie_word_embeddings=False)
@@ -60,7 +59,7 @@ def test_experts_that_cannot_be_kept_so_are_refused_by_layer(tmp_path):
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {*EXPERT_KINDS}))
 def test_experts_in_a_format_that_no_op_for_experts_reads_are_refused_by_layer(kind, tmp_path):
     folder = save_checkpoint(tiny_model("mixtral"), tmp_path)
-    message = rf"model\.layers\.0\.block_sparse_moe\.experts cannot be served in their format: got {kind}, .*quantize='int8' or"
+    message = rf"model\.layers\.0\.block_sparse_moe\.experts cannot be served in their format: got {kind}, .*quantize='fp8'"
     with pytest.raises(ConfigError, match=message):
         LLM(str(folder), quantize=kind)
 

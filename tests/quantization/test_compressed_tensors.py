@@ -11,7 +11,7 @@ from tests import reference
 from tests.quantization import writers
 from tests.quantization.layers import CPU, FILE, load_layer
 from tests.quantization.test_fp8 import NATIVE, check_product
-from tests.quantization.tiny_run import FAMILIES, check_family, check_rounded_family
+from tests.quantization.tiny_run import DENSE, FAMILIES, check_family, check_rounded_family
 
 ORDER = torch.Generator().manual_seed(7)
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False}
@@ -64,6 +64,8 @@ WEIGHTS_ALONE = [
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("settings", "writer"), WEIGHTS_ALONE)
 def test_logits_equal_those_of_the_dequantised_model(settings, writer, family, tmp_path):
+    if settings["format"] == "nvfp4-pack-quantized" and family not in DENSE:
+        pytest.skip("no op for experts reads nvfp4; that they are refused is tested with experts")
     check_family(tmp_path, family, settings, writer)
 
 

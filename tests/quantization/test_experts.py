@@ -9,11 +9,12 @@ from rapid_llm.config import EngineConfig
 from rapid_llm.errors import CheckpointError, ConfigError
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.modules.placement import Placement
+from rapid_llm.quantization.mxfp4 import Mxfp4Weight
 from rapid_llm.quantization.packed import Fp8Bytes, Int4Weight, Int8Weight
 from rapid_llm.quantization.w8a8 import Fp8Weight
 from tests.e2e.test_families_match_transformers import run_model
 from tests.quantization.tiny_run import IDS, check_logits
-from tests.quantization.writers import awq, floats, gptq, integers, packed_integers, write_quantised
+from tests.quantization.writers import awq, floats, gptq, integers, mxfp4, nvfp4, packed_integers, write_quantised
 from tests.tiny_model import expected_logits, tiny_model
 
 ROUTERS = ["re:.*mlp\\.gate$", "re:.*block_sparse_moe\\.gate$", "lm_head"]
@@ -33,6 +34,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 INT4 = {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ROUTERS}
 BLOCKS = {"weight_block_size": [128, 128]}
 CASES = [
     pytest.param("mixtral", GPTQ, gptq, {}, Int4Weight, id="gptq"),
@@ -42,6 +44,7 @@ CASES = [
     pytest.param("qwen3_moe", AWQ, awq, {}, Int4Weight, id="awq"),
     pytest.param("mixtral", compressed("pack-quantized", INT4), packed_integers, {}, Int4Weight, id="packed"),
     pytest.param("qwen3_moe", compressed("int-quantized", INT8), integers, {"mlp_only_layers": [0]}, Int8Weight, id="int8"),
+    pytest.param("mixtral", MXFP4, mxfp4, {}, Mxfp4Weight, id="mxfp4"),
     pytest.param("mixtral", fp8(), lambda w: floats(w, "tensor"), {}, Fp8Bytes, id="fp8"),
     pytest.param(
         "qwen3_moe",
@@ -99,6 +102,13 @@ def test_down_in_another_format_than_gate_and_up_is_refused_by_name(tmp_path):
     write_quantised(tmp_path, tiny_model("mixtral"), GPTQ, lambda name, weight: None if name.endswith("w2") else gptq(weight))
     message = r"layers\.0\.block_sparse_moe\.experts cannot be served in their format: got gptq and plain numbers"
     with pytest.raises(ConfigError, match=message):
+        stacks(tmp_path)
+
+
+def test_a_format_that_no_op_for_experts_reads_is_refused_by_name(tmp_path):
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*mlp.gate"]}
+    written(tmp_path, "qwen3_moe", config, nvfp4, {"mlp_only_layers": [0]})
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.experts cannot be served in their format: got modelopt"):
         stacks(tmp_path)
 
 

@@ -1,5 +1,8 @@
 """Nothing starts with a parameter that the file did not fill, or with a tensor that nobody asked for."""
 
+import gc
+from contextlib import nullcontext
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -93,6 +96,15 @@ def test_an_expert_too_many_or_of_another_shape_stops_the_start_by_name(family, 
     change_tensors(folder, change)
     with pytest.raises(CheckpointError, match=rf"1 unexpected \({another}\); 1 mis-shaped \({name} is "):
         LLM(str(folder))
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_the_garbage_collector_runs_again_after_a_load(folder, is_sound):
+    if not is_sound:
+        change_tensors(folder, lambda tensors: tensors.pop("model.norm.weight"))
+    with nullcontext() if is_sound else pytest.raises(CheckpointError):
+        LLM(str(folder), max_kv_tokens=64)
+    assert gc.isenabled()
 
 
 def test_all_mismatches_are_listed_at_once(folder):

@@ -83,7 +83,8 @@ def _load(
         with ledger.phase("weights"):
             ledger.note(str(load_weights(source, network.weights(), progress)))
         return
-    kept = QuantisedCache(source, config.quantize)
+    with ledger.phase("find quantised weights"):
+        kept = QuantisedCache(source, config.quantize)
     if kept.is_there:
         with ledger.phase("weights"):
             report = load_quantised(source, network.weights, formats, kept, progress)

@@ -15,6 +15,7 @@ from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.config import EngineConfig
 from rapid_llm.models.registry import architecture
 from rapid_llm.modules.linear import Linear
+from rapid_llm.modules.moe import ExpertStack, MixtureOfExperts
 from rapid_llm.modules.placement import Placement
 from rapid_llm.quantization.formats import WeightFormat
 from rapid_llm.quantization.online import Rounded
@@ -23,12 +24,14 @@ from rapid_llm.quantization.w8a8 import W8A8
 from rapid_llm.runtime.weight_loader import load_weights
 
 _LAYERS = 4  # sampled: the first, the last and some between
+_EXPERTS = 3  # of a layer, as well
 _TOKENS = 5
 # Of the norm of the right result: twice what rounding was seen to cost, of inputs, outputs and sums to a dtype, of weights while
 # they are loaded, and of activations to the bytes that they are multiplied in. The codes of a file cost nothing: they are exact.
 _OF_DTYPE = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 2e-3}
 _OF_WEIGHTS = {"fp8": 6e-2, "int8": 3e-2, "int4": 2.5e-1, "nvfp4": 2e-1}
 _OF_ACTIVATIONS = {torch.float8_e4m3fn: 6e-2, torch.int8: 3e-2}
+_OF_EXPERT = 2  # times that: three products in a row
 _SAME_DIRECTION = 0.9  # cosine
 _EMPTY = 0.1  # share of scales that may be 0
 _SHIFT = 0.5  # of a step, the mean of all codes less their zero points
@@ -72,12 +75,19 @@ def check_checkpoint(path: Path, config: EngineConfig) -> Iterator[LayerCheck]:
     for layer in _sampled(network.layers):
         for linear in (layer.attention.qkv, layer.attention.out, *layer.mlp.linears):
             yield _check_linear(linear, source, place)
+        if isinstance(layer.mlp, MixtureOfExperts):
+            for number in _spread(_EXPERTS, layer.mlp.sizes.num_experts):
+                yield _check_expert(layer.mlp, number, source, place)
 
 
 def _sampled(layers: list[Any]) -> list[Any]:
-    count = min(_LAYERS, len(layers))
-    places = {round(i * (len(layers) - 1) / max(count - 1, 1)) for i in range(count)}
-    return [layers[place] for place in sorted(places)]
+    return [layers[place] for place in _spread(_LAYERS, len(layers))]
+
+
+def _spread(most: int, length: int) -> list[int]:
+    """At most so many places of a list, the first and the last among them."""
+    count = min(most, length)
+    return sorted({round(i * (length - 1) / max(count - 1, 1)) for i in range(count)})
 
 
 @torch.inference_mode()
@@ -101,11 +111,31 @@ def _check_linear(linear: Linear, source: CheckpointSource, place: Placement) ->
     return _compared(linear.parts[0][0], _kind(linear, place), _allowed(linear, place), result, right, problems)
 
 
-def _kind(layer: Linear, place: Placement) -> str:
+@torch.inference_mode()
+def _check_expert(mixture: MixtureOfExperts, number: int, source: CheckpointSource, place: Placement) -> LayerCheck:
+    """One expert, alone, on random activations: gate, up, SwiGLU and down in one op, against the same in float64."""
+    stacks = (mixture.gate_up, mixture.down)
+    names = [name for stack in stacks for name in stack.names[number]]
+    gate, up, down = weights = [_weight(stack.format, source, name) for stack in stacks for name in stack.names[number]]
+    x = torch.randn(_TOKENS, gate.shape[1], generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
+    result = mixture.expert(x, number).double().cpu()
+    wide = x.double().cpu()
+    right = (torch.nn.functional.silu(wide @ gate.t()) * (wide @ up.t())) @ down.t()
+    problems = [problem for name, weight in zip(names, weights, strict=True) for problem in _oddities(name, weight)]
+    for stack in stacks:
+        if isinstance(stack.weight, Packed):
+            matrix = stack.weight.expert(number)
+            for i, name in enumerate(stack.names[number]):
+                problems += _oddities_of_codes(name, matrix.part(i * stack.rows, (i + 1) * stack.rows))
+    allowed = _OF_EXPERT * max(_allowed(stack, place) for stack in stacks)
+    return _compared(names[0], _kind(stacks[0], place), allowed, result, right, problems)
+
+
+def _kind(layer: Linear | ExpertStack, place: Placement) -> str:
     return place.dtype_name if layer.format is None else layer.format.kind
 
 
-def _allowed(layer: Linear, place: Placement) -> float:
+def _allowed(layer: Linear | ExpertStack, place: Placement) -> float:
     """The error that rounding may make of a layer's result."""
     rounded = _OF_WEIGHTS[layer.format.kind] if isinstance(layer.format, Rounded) else 0.0
     return _OF_DTYPE[place.dtype_name] + rounded + (_OF_ACTIVATIONS[layer.weight.code] if isinstance(layer.weight, W8A8) else 0.0)

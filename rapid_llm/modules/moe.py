@@ -116,6 +116,15 @@ class MixtureOfExperts:
         ids = x.new_empty(shape, dtype=torch.int32)
         weights = x.new_empty(shape, dtype=torch.float32)
         self._route(logits, out_ids=ids, out_weights=weights, renormalise=self.sizes.renormalise)
+        return self._experts(x, ids, weights)
+
+    def expert(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        """What one expert alone makes of ``x``, for whoever checks it."""
+        ids = torch.full((x.shape[0], self.sizes.top_k), -1, dtype=torch.int32, device=x.device)
+        ids[:, 0] = number
+        return self._experts(x, ids, torch.ones_like(ids, dtype=torch.float32))
+
+    def _experts(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)
         stacks = self.gate_up.arguments("gate_up") | self.down.arguments("down")
         self._fused(x, **stacks, ids=ids, weights=weights, out=out)

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rapid_llm import quantization
 from rapid_llm.checkpoint.file_reader import TensorFiles
 from rapid_llm.checkpoint.safetensors import read_header
 from rapid_llm.checkpoint.source import CheckpointSource, TensorInfo
 from rapid_llm.envs import data_folder, environment
 from rapid_llm.errors import CheckpointError
-from rapid_llm.kernels.provenance import source_hash
 from rapid_llm.kernels.store import warn_once
 from rapid_llm.quantization.formats import Formats, Read, WeightFormat
 from rapid_llm.quantization.packed import Packed, Place
@@ -301,7 +301,8 @@ def _subject(request: dict[str, Any]) -> list[Any]:
 @cache
 def _code_hash() -> str:
     """Of the code that rounds: an entry of other code is stale."""
-    return hashlib.sha256("".join(source_hash(f"rapid_llm.quantization.{name}") for name in _ROUNDING).encode()).hexdigest()[:16]
+    folder = Path(quantization.__file__).parent
+    return hashlib.sha256(b"".join((folder / f"{name}.py").read_bytes() for name in _ROUNDING)).hexdigest()[:16]
 
 
 def _files_of(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:

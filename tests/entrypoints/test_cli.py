@@ -215,6 +215,8 @@ def test_the_progress_line_says_which_wait_it_is(capsys, folder, tmp_path, monke
         assert err.endswith("\r\033[K")
         _, _, err = run(capsys, "generate", "hello", *flags)
         assert "downloading" not in err
+        _, _, err = run(capsys, "generate", "hello", *flags, "--quantize", "int8")
+        assert "loading weights, quantised to int8" in err
         code, _, err = run(capsys, "generate", "hello", "--model", "org/none")
         assert code == 2
         assert err.startswith("\r\033[Krapid-llm: the hub shows no model org/none")

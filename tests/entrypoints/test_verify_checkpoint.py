@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.entrypoints.cli import main
 from rapid_llm.modules import linear
+from rapid_llm.modules.moe import MixtureOfExperts
 from tests.e2e.test_gguf_kept import MIXED, written
 from tests.quantization.writers import awq, gptq, write_quantised
 from tests.tiny_model import save_checkpoint, tiny_model
@@ -37,12 +38,24 @@ def test_a_sound_checkpoint_passes_however_it_is_kept(folder, options, capsys):
     assert "8 layers checked, 0 with problems" in printed
 
 
-def test_layers_of_experts_are_no_stumbling_block(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "options", [[], ["--quantize", "int8"], ["--quantize", "int4"], ["--quantize", "fp8"], ["--dtype", "bfloat16"]], ids=" ".join
+)
+def test_a_few_experts_of_a_layer_are_checked_one_by_one(options, tmp_path, capsys):
     folder = save_checkpoint(tiny_model("qwen3_moe", mlp_only_layers=[1]), tmp_path)
-    assert main(["verify-checkpoint", str(folder), "--device", "cpu", "--quantize", "int8"]) == 0
+    assert main(["verify-checkpoint", str(folder), "--device", "cpu", *options]) == 0
     printed = capsys.readouterr().out
     assert "model.layers.0.mlp.gate " in printed
-    assert "7 layers checked, 0 with problems" in printed
+    for number in (0, 4, 7):
+        assert f"model.layers.0.mlp.experts.{number}.gate_proj " in printed
+    assert "10 layers checked, 0 with problems" in printed
+
+
+def test_an_expert_in_the_place_of_another_is_told(tmp_path, monkeypatch, capsys):
+    folder, expert = save_checkpoint(tiny_model("mixtral"), tmp_path), MixtureOfExperts.expert
+    monkeypatch.setattr(MixtureOfExperts, "expert", lambda self, x, number: expert(self, x, (number + 1) % 4))
+    assert main(["verify-checkpoint", str(folder), "--device", "cpu"]) == 1
+    assert "another direction" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

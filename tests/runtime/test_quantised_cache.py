@@ -23,6 +23,7 @@ from rapid_llm.quantization.online import Rounded
 from rapid_llm.runtime import quantised_cache
 from rapid_llm.runtime.quantised_cache import ENTRY_FILE, QuantisedCache
 from tests.checkpoint.writers import llama_gguf, llama_tensors, write_folder
+from tests.tiny_model import save_checkpoint, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,16 @@ def test_a_later_start_has_the_bytes_of_the_first_and_rounds_nothing(kind, folde
     same(first, second)
     assert f"weights quantised to {kind} by an earlier start" in noted
     assert len(entries(root)) == 1
+
+
+def test_experts_come_back_as_they_were(tmp_path, monkeypatch):
+    folder = save_checkpoint(tiny_model("qwen3_moe"), tmp_path / "experts", tokenizer=False)
+    first, _ = start(folder, "int4")
+    assert first["0.up.weight"].shape[0] == 8
+    monkeypatch.setattr(Rounded, "slots", None)
+    second, noted = start(folder, "int4")
+    same(first, second)
+    assert "by an earlier start" in noted
 
 
 def test_files_of_an_entry_are_of_the_size_that_was_set(folder, root, monkeypatch):

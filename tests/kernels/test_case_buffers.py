@@ -80,6 +80,30 @@ def test_an_integer_output_holds_the_guard_value_before_the_call():
     assert (stage.unwritten("out_ids", (3,)) == GUARD_INTEGER).all()
 
 
+@pytest.mark.parametrize(
+    ("op", "guard"), [pytest.param("quantize_int8", 0x80, id="int8"), pytest.param("quantize_fp8", 0x7F, id="e4m3")]
+)
+def test_bytes_are_guarded_inside_and_around(op, guard):
+    """torch says of no e4m3 number that it is NaN, and 1 << 30 is no byte."""
+    contract = catalog().contract(op)
+    stage = Stage(contract, contract.sweep[-1], torch.float32, CPU)
+    out = stage.unwritten("out", (3, 5))
+    assert (out.view(torch.uint8) == guard).all()
+    assert [compare(check).problem for check in stage.guards()] == [""]
+
+    torch.empty(0, dtype=torch.uint8).set_(out.untyped_storage())[63] = 0
+
+    assert ["around out" in compare(check).problem for check in stage.guards()] == [True]
+
+
+def test_placed_bytes_are_those_that_were_given():
+    contract = catalog().contract("fp8_gemm")
+    every = torch.arange(256, dtype=torch.uint8).view(16, 16)
+    for sizes in contract.sweep:
+        placed = Stage(contract, sizes, torch.float32, CPU).place("weight", every.view(torch.float8_e4m3fn))
+        assert torch.equal(placed.view(torch.uint8), every)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_tolerance_passes_one_rounding_and_stays_below_the_spread_of_the_data(dtype):
     exact = torch.randn(10_000, dtype=torch.float64)

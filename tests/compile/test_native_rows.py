@@ -5,16 +5,29 @@ import pytest
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.ops.tile_policy import forget_tiles
 from rapid_llm.kernels.testing.hazards import store_load_hazards
-from tests.compile.launches import compiled_call, compiled_sweep, counts_of, each_native_row
+from tests.compile.launches import NATIVE_ROWS, compiled_call, compiled_sweep, counts_of, each_native_row
 
 MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a loop; more is a tile too large
 # Kernels that may have more than one binary per tile over the token counts, with the reason.
-VARIANTS: dict[str, int] = {}
+VARIANTS = {
+    "_grouped_product_kernel": 4,  # gate and up or down, of pairs that are sorted or not
+    "_place_kernel": 2,  # few pairs are counted by the program that places them
+}
 # Kernels that move a few numbers each, by row: their load width says nothing.
-NARROW = {("triton.update_kv_index", "_update_kv_index_kernel"), ("triton.top_logprobs", "_merge_kernel")}
+NARROW = {
+    ("triton.update_kv_index", "_update_kv_index_kernel"),
+    ("triton.top_logprobs", "_merge_kernel"),
+    ("triton.route_experts", "_route_kernel"),
+    *((row.name, kernel) for row in NATIVE_ROWS for kernel in ("_count_kernel", "_place_kernel") if "fused_moe" in row.op),
+}
 
 # The least load in bits, by row, where it is not more than 16: a bias is 16 bits an output, a group's zero points are 8.
-LEAST_BITS = {"triton.w8a16_gemm": 16, "triton.w4a16_gemm": 8}
+LEAST_BITS = {
+    "triton.w8a16_gemm": 16,
+    "triton.w4a16_gemm": 8,
+    "triton.fused_moe_w4a16": 8,
+    "triton.fused_moe_mxfp4": 8,  # an exponent of each 32
+}
 
 TOKEN_COUNTS = (1, 2, 3, 15, 16, 17, 31, 32, 48, 64)
 

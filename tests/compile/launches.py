@@ -17,6 +17,7 @@ from rapid_llm.kernels.verify.runner import case_maker
 
 NATIVE_ROWS = [row for row in catalog().all_rows() if "triton" in row.requires.packages]
 _SHARE = {"bfloat16": slice(None), "float16": slice(1, None, 3), "float32": slice(2, None, 3)}
+MOE_GROUPS = (("fused_moe_fp8", 0), ("fused_moe_w8a16", 0), ("fused_moe_w4a16", 128))  # and the group of their defaults
 # Paths of a kernel that its contract's sweep is too small for: a row wider than a tile, the widest tiles of a product.
 BEYOND_THE_SWEEP = {
     "rms_norm": ({"d": 20_480},),
@@ -35,6 +36,8 @@ BEYOND_THE_SWEEP = {
     "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
     "nvfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64, "n": 14_336}, {"num_tokens": 4096}),
     "mxfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64, "n": 14_336}, {"num_tokens": 4096}),
+    **{op: ({"num_tokens": 512}, {"num_tokens": 4096}) for op in ("fused_moe", "fused_moe_mxfp4")},
+    **{op: ({"num_tokens": 512}, {"num_tokens": 4096}, {"num_tokens": 4096, "group": 128 - group}) for op, group in MOE_GROUPS},
 }
 SCALARS = {"eps": 1e-6, "sm_scale": 0.125}
 
@@ -112,7 +115,13 @@ def _zeros(shape, dtype):
 def _implied(sizes):
     """Sizes that a contract's dims name and its sweep leaves to the case maker."""
     implied = {"n": 20, "max_positions": 4096, "num_table_rows": 256, "num_columns": 64, "max_seqlen_q": sizes.get("q_len")}
-    if "group" in sizes:
+    if "intermediate_size" in sizes:
+        hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
+        group, square = sizes.get("group", 32), 128 if sizes.get("group") else 1
+        implied |= {"half_hidden": hidden // 2, "half_inner": inner // 2}
+        implied |= {"hidden_groups": -(-hidden // (group or hidden)), "inner_groups": -(-inner // (group or inner))}
+        implied |= {"gate_up_scale_rows": -(-2 * inner // square), "down_scale_rows": -(-hidden // square)}
+    elif "group" in sizes:
         implied |= {"groups": _width(sizes) // sizes["group"]}
     if "k" in sizes:
         implied |= {"half_k": sizes["k"] // 2, "groups_of_16": sizes["k"] // 16, "groups_of_32": sizes["k"] // 32}

@@ -9,12 +9,17 @@ from tests.compile.launches import NATIVE_ROWS, compiled_call, compiled_sweep, c
 
 MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a loop; more is a tile too large
 # Kernels that may have more than one binary per tile over the token counts, with the reason.
-VARIANTS: dict[str, int] = {}
+VARIANTS = {
+    "_grouped_product_kernel": 4,  # gate and up or down, of pairs that are sorted or not
+    "_place_kernel": 2,  # few pairs are counted by the program that places them
+}
 # Kernels that move a few numbers each, by row: their load width says nothing.
 NARROW = {
     ("triton.update_kv_index", "_update_kv_index_kernel"),
     ("triton.top_logprobs", "_merge_kernel"),
     ("triton.gather_columns", "_gather_columns_kernel"),
+    ("triton.route_experts", "_route_kernel"),
+    *((row.name, kernel) for row in NATIVE_ROWS for kernel in ("_count_kernel", "_place_kernel") if "fused_moe" in row.op),
 }
 
 # The least load in bits, by row, where it is not more than 16: a bias is 16 bits an output, a group's zero points are 8.
@@ -25,6 +30,8 @@ LEAST_BITS = {
     "triton.int8_gemm": 16,
     "triton.nvfp4_gemm": 16,
     "triton.mxfp4_gemm": 16,
+    "triton.fused_moe_w4a16": 8,
+    "triton.fused_moe_mxfp4": 8,  # an exponent of each 32
 }
 
 TOKEN_COUNTS = (1, 2, 3, 15, 16, 17, 31, 32, 48, 64)

@@ -12,6 +12,7 @@ OPS = Path(rapid_llm.kernels.ops.__file__).parent
 # Products that cannot pass 2**31 whatever the tensors: (kernel, product) -> why.
 BOUNDED = {
     ("_flash_decoding_kernel", "split * split_keys"): "a number of keys of one sequence",
+    ("_place_kernel", "chunk * steps"): "a number of 128 pairs, which int32 ids number",
 }
 
 HEADER = """

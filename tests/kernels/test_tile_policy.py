@@ -22,6 +22,7 @@ from rapid_llm.kernels.store import StoreWarning, write_user_store
 
 H200, A100, RTX3090 = device_info("h200"), device_info("a100"), device_info("rtx3090")
 GEMM = {"num_tokens": 512, "n": 4096, "k": 4096}
+MOE = {"num_tokens": 512, "num_experts": 128, "top_k": 8, "hidden_size": 2048, "intermediate_size": 768}
 SIZES = {
     "swiglu": {"num_tokens": 7, "d": 14336},
     "rms_norm": {"num_tokens": 7, "d": 4096},
@@ -43,6 +44,8 @@ SIZES = {
     "nvfp4_gemm": GEMM,
     "mxfp4_gemm": GEMM,
     "quantize_nvfp4": {"num_tokens": 7, "k": 4096},
+    **dict.fromkeys(("fused_moe", "fused_moe_mxfp4"), MOE),
+    **{op: {**MOE, "group": 128} for op in ("fused_moe_fp8", "fused_moe_w8a16", "fused_moe_w4a16")},
     "flashattention2_nopad": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "q_len": 512},
     "flash_decoding": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16},
 }
@@ -184,6 +187,21 @@ def test_every_tile_of_4_bit_floats_holds_whole_groups_and_fits_its_device(name,
         assert min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
         assert tile.num_stages >= 2
         assert tile == resolve_tiles(op, device=device, dtype=dtype, **sizes)  # what is explained and searched
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("op", [op for op in SIZES if op.startswith("fused_moe")])
+@pytest.mark.parametrize("name", known_devices())
+def test_every_tile_of_experts_fits_its_device_and_has_the_rows_that_an_expert_may_expect(name, op, dtype):
+    device = device_info(name)
+    for tokens, experts, width in itertools.product((0, 1, 64, 512, 16_384), (4, 128, 512), (32, 768, 14_336)):
+        sizes = {**SIZES[op], "num_tokens": tokens, "num_experts": experts, "intermediate_size": width}
+        tile = resolve_tiles(op, device=device, dtype=dtype, **sizes)
+
+        assert tile_policy.fits(op, tile, device, dtype, sizes)
+        assert min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
+        assert max(2 * tokens * 8 / experts, 16) >= tile.BLOCK_M
 
 
 def test_a_decode_tile_does_not_change_with_the_batch():

@@ -182,6 +182,20 @@ def _fp4(sizes: Sizes) -> Iterator[Tile]:
             yield from (Tile(block_m, block_n, block_k, 1, num_warps=warps, num_stages=stages) for stages in (3, 4))
 
 
+def _experts(sizes: Sizes) -> Iterator[Tile]:
+    """As many rows as an expert may expect, or twice or half as many; BLOCK_N counts rows of gate and up together."""
+    rows = _power(sizes["num_tokens"] * sizes["top_k"] // sizes["num_experts"], 16, 128)
+    if rows <= 32:
+        for block_m in {rows, min(2 * rows, 32)}:
+            for block_n, block_k in ((32, 128), (64, 64), (64, 128), (128, 64), (128, 128)):
+                yield from (Tile(block_m, block_n, block_k, num_warps=4, num_stages=stages) for stages in (3, 4, 5))
+    else:
+        for block_m, block_n, warps in ((32, 128, 4), (64, 64, 4), (64, 128, 4), (64, 256, 8), (128, 64, 4), (128, 128, 4),
+                                        (128, 128, 8), (128, 256, 8)):  # fmt: skip
+            yield from (Tile(block_m, block_n, 64, num_warps=warps, num_stages=stages) for stages in (3, 4))
+            yield Tile(block_m, block_n, 128, num_warps=warps, num_stages=3)
+
+
 _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "swiglu": _columns("d"),
     "vocab_embedding": _columns("hidden_size"),
@@ -205,4 +219,9 @@ _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "nvfp4_gemm": _fp4,
     "mxfp4_gemm": _fp4,
     "quantize_nvfp4": _columns("k"),
+    "fused_moe": _experts,
+    "fused_moe_fp8": _experts,
+    "fused_moe_w8a16": _experts,
+    "fused_moe_w4a16": _experts,
+    "fused_moe_mxfp4": _experts,
 }

@@ -13,7 +13,7 @@ Every tile that leaves here fits its device: stages are counted from its shared 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from functools import cache, lru_cache
 from typing import Any
@@ -29,7 +29,13 @@ _WIDE_SMEM = 160 * 1024  # two stages of a 128 x 256 x 64 bf16 product and its a
 _SMALLEST_SMEM = 65_536
 _SMALLEST_BLOCK = 16  # the least side of a tensor-core product in Triton
 _MOST_STEP = 128  # elements of k that weight-only products load at a time; a longer BLOCK_K holds a longer group
-_CODE_BITS = {"w8a16_gemm": 8, "w4a16_gemm": 4}  # of an element of the weight
+_CODE_BITS = {  # of an element of the weight
+    "w8a16_gemm": 8,
+    "w4a16_gemm": 4,
+    "fused_moe_w8a16": 8,
+    "fused_moe_w4a16": 4,
+    "fused_moe_mxfp4": 4,
+}
 _BYTE_PRODUCTS = ("fp8_gemm", "int8_gemm")  # both operands take a byte an element
 _GROUP = 128  # elements along k that share a scale, in formats that group them
 _FP4_GROUP = {"nvfp4_gemm": 16, "mxfp4_gemm": 32}  # elements of k that share a scale byte
@@ -259,8 +265,8 @@ def smem_bytes(op: str, tile: Tile, dtype: str, sizes: Sizes) -> int:
     """Shared memory that the operands of a tile's stages take; 0 for ops that keep everything in registers."""
     itemsize = ITEMSIZE[dtype]
     block_m, block_n, block_k = tile.BLOCK_M or 1, tile.BLOCK_N or 1, tile.BLOCK_K or 1
-    if op == "dense_gemm" and block_m > 1:
-        return tile.num_stages * (block_m + block_n) * block_k * itemsize
+    if op in ("dense_gemm", "fused_moe", "fused_moe_fp8") and block_m > 1:
+        return tile.num_stages * (block_m + block_n) * block_k * (1 if op == "fused_moe_fp8" else itemsize)
     if op in _BYTE_PRODUCTS:
         return tile.num_stages * (block_m + block_n) * block_k
     if op in _CODE_BITS:
@@ -602,6 +608,58 @@ def _quantize_nvfp4(room: _Room, sizes: Sizes) -> Tile:
     return Tile(BLOCK_N=width, num_warps=_warps(width, 8, most=8))
 
 
+def _fused_moe(room: _Room, sizes: Sizes) -> Tile:
+    """Dense experts: see _moe."""
+    return _moe(room, sizes, 8 * room.itemsize)
+
+
+def _fused_moe_fp8(room: _Room, sizes: Sizes) -> Tile:
+    """A byte an element on both sides: see _moe. Rounded activations keep no trace of their dtype."""
+    return _moe(replace(room, itemsize=1), sizes, 8)
+
+
+def _fused_moe_w8a16(room: _Room, sizes: Sizes) -> Tile:
+    """A byte an element: see _moe."""
+    return _moe(room, sizes, 8, decoded=True)
+
+
+def _fused_moe_4_bits(room: _Room, sizes: Sizes) -> Tile:
+    """Half a byte an element: see _moe."""
+    return _moe(room, sizes, 4, decoded=True)
+
+
+def _moe(room: _Room, sizes: Sizes, bits: int, *, decoded: bool = False) -> Tile:
+    """BLOCK_M by the rows that an expert may expect. Few: weights are streamed, BLOCK_K long. Many: square tiles, wide on Hopper.
+
+    BLOCK_N counts rows of the weight; the gated product has gate and up among them.
+    """
+    rows = _ceil_power(sizes["num_tokens"] * sizes["top_k"] // max(sizes["num_experts"], 1))
+    hidden, inner = (max(sizes[name], _SMALLEST_BLOCK) for name in ("hidden_size", "intermediate_size"))
+    block_m = min(max(rows, _SMALLEST_BLOCK), 128)
+    if room.itemsize == 4:
+        block_m, block_n = min(block_m, 32), 32
+    elif block_m <= 32:
+        block_n = 64
+    else:
+        block_n = room.pick(pre_hopper=128, hopper_up=256) if block_m == 128 and bits == 16 else 128
+    block_n = min(block_n, max(hidden, 2 * inner))
+    streamed = room.itemsize == 1 or (room.itemsize == 2 and block_m <= 32)
+    block_k = _block_k(room, min(_MOST_STEP if streamed else 64, max(hidden, inner)))
+    while True:
+        none, one = (_moe_bytes(room, bits, decoded, block_m, block_n, block_k, stages) for stages in (0, 1))
+        stages = min((room.smem - none) // (one - none), 4)
+        if stages >= 2 or max(block_m, block_n) <= _SMALLEST_BLOCK:
+            break
+        block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
+    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n > 64 * 128 else 4, num_stages=max(stages, 1))
+
+
+def _moe_bytes(room: _Room, bits: int, decoded: bool, block_m: int, block_n: int, block_k: int, stages: int) -> int:
+    if decoded:
+        return _weight_only_bytes(bits, room.itemsize, block_m, block_n, block_k, stages)
+    return stages * _stage_bytes(room, block_m, block_n, block_k)
+
+
 def _block_k(room: _Room, wanted: int) -> int:
     """``wanted``, grown to cover whole groups. Blocks are powers of two, so only such groups can be covered."""
     multiple = room.block_k_multiple
@@ -631,6 +689,7 @@ def _shrunk_to_fit(room: _Room, block_m: int, block_n: int, block_k: int) -> tup
     return block_m, block_n
 
 
+_MOE_SIZES = ("num_tokens", "num_experts", "top_k", "hidden_size", "intermediate_size")
 # op -> heuristic, the sizes it needs, other sizes of the contract (they are in the bucket of a stored tile).
 _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] = {
     "swiglu": (_swiglu, ("d",), ("num_tokens",)),
@@ -663,6 +722,11 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "nvfp4_gemm": (_nvfp4_gemm, ("num_tokens", "n", "k"), ()),
     "mxfp4_gemm": (_mxfp4_gemm, ("num_tokens", "n", "k"), ()),
     "quantize_nvfp4": (_quantize_nvfp4, ("k",), ("num_tokens",)),
+    "fused_moe": (_fused_moe, _MOE_SIZES, ()),
+    "fused_moe_fp8": (_fused_moe_fp8, _MOE_SIZES, ("group",)),
+    "fused_moe_w8a16": (_fused_moe_w8a16, _MOE_SIZES, ("group",)),
+    "fused_moe_w4a16": (_fused_moe_4_bits, _MOE_SIZES, ("group",)),
+    "fused_moe_mxfp4": (_fused_moe_4_bits, _MOE_SIZES, ()),
 }
 _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("num_tokens", "d"),
@@ -687,5 +751,19 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "nvfp4_gemm": ("num_tokens", "n", "k"),
     "mxfp4_gemm": ("num_tokens", "n", "k"),
     "quantize_nvfp4": ("num_tokens", "k"),
+    "fused_moe": _MOE_SIZES,
+    "fused_moe_fp8": (*_MOE_SIZES, "group"),
+    "fused_moe_w8a16": (*_MOE_SIZES, "group"),
+    "fused_moe_w4a16": (*_MOE_SIZES, "group"),
+    "fused_moe_mxfp4": _MOE_SIZES,
 }
-_OPS_WITH_K = frozenset({"dense_gemm", "w8a16_gemm", "w4a16_gemm", *_BYTE_PRODUCTS, *_FP4_GROUP})
+_OPS_WITH_K = frozenset(
+    {
+        "dense_gemm",
+        "w8a16_gemm",
+        "w4a16_gemm",
+        *_BYTE_PRODUCTS,
+        *_FP4_GROUP,
+        *(op for op in _HEURISTICS if op.startswith("fused_moe")),
+    }
+)

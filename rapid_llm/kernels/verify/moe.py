@@ -272,11 +272,11 @@ def _place_bytes(contract: Contract, name: str, sizes: Sizes, dtype: torch.dtype
 def _tolerance(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, by_e4m3: bool
 ) -> tuple[float, float]:
-    """What roundings on the way add up to, like a random walk; 8 is for the worst of many outputs.
+    """What roundings on the way add up to, like a random walk; 4 is for the worst of many outputs.
 
     Gate and up are sums of fp32 products over hidden; the activation and each expert's result are rounded to x's dtype; sums over
     inner and over top_k follow, and one rounding of the result. Where activations are rounded to e4m3, a difference before that
-    may send an element to its other neighbour, an eighth of it away at most: one of sixty at worst.
+    may send an element to its other neighbour, an eighth of it away at most: one of two hundred at worst.
     """
     fp32, dtype = torch.finfo(torch.float32).eps, torch.finfo(x.dtype)
     half = dtype.eps / 2
@@ -291,12 +291,12 @@ def _tolerance(
             gate_walk, up_walk = (gate_up[expert].square() @ row.square()).sqrt().chunk(2)
             silu = gate * torch.sigmoid(gate)
             early = fp32 / 2 * math.sqrt(len(row)) * (1.1 * gate_walk * up.abs() + silu.abs() * up_walk)
-            late = (half + fp32 / 2 * math.sqrt(len(gate)) + (by_e4m3 / 8 / math.sqrt(60))) * (silu * up).abs()
+            late = (half + fp32 / 2 * math.sqrt(len(gate)) + (by_e4m3 / 8 / math.sqrt(200))) * (silu * up).abs()
             square += weight.square() * (down[expert].square() @ (early + late).square())
             square += (weight * half * (down[expert] @ (silu * up))).square()
         largest = max(largest, float(square.max()) if len(square) else 0.0)
     rtol = 2 * fp32 + (half if x.dtype != torch.float32 else 0.0)
-    return rtol, 8 * math.sqrt(largest) + dtype.smallest_normal * dtype.eps
+    return rtol, 4 * math.sqrt(largest) + dtype.smallest_normal * dtype.eps
 
 
 CASES: dict[str, CaseMaker] = {

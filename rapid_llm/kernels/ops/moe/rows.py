@@ -4,6 +4,8 @@ from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Co
 
 FLOATS = ("float32", "bfloat16", "float16")
 _ANY = CapabilityRequirement(device_types=("cuda", "cpu"))
+_TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+_TRITON_FP8 = CapabilityRequirement(device_types=("cuda",), min_sm=89, native_fp8=True, packages=("triton",), min_triton=(3, 6))
 _WEIGHTS = 1 << 10  # tokens from which on every expert counts as read, so that the power below stays cheap
 
 
@@ -77,7 +79,6 @@ def _scales(
 
 
 _MAXIMA = {"num_tokens": 1 << 20, "num_experts": 1 << 10, "top_k": 32, "hidden_size": 1 << 15, "intermediate_size": 1 << 16}
-_MOE_HARD = ("large_magnitude", "one_expert", "foreign_ids", "nan_token")
 _IDS_SAY = {"ids": "0 <= id < num_experts; any other, -1 first of all, is nobody's"}
 _QWEN = {"num_tokens": 1, "num_experts": 128, "top_k": 8, "hidden_size": 2048, "intermediate_size": 768}
 
@@ -110,10 +111,10 @@ ROUTE_EXPERTS = Contract(
         {"num_tokens": 1, "num_experts": 4, "top_k": 1},
         {"num_tokens": 5, "num_experts": 60, "top_k": 4},
         {"num_tokens": 6, "num_experts": 64, "top_k": 6},
-        {"num_tokens": 9, "num_experts": 128, "top_k": 8},
-        {"num_tokens": 17, "num_experts": 160, "top_k": 6},
-        {"num_tokens": 33, "num_experts": 256, "top_k": 8},
-        {"num_tokens": 70, "num_experts": 512, "top_k": 10},
+        {"num_tokens": 3, "num_experts": 128, "top_k": 8},
+        {"num_tokens": 4, "num_experts": 160, "top_k": 6},
+        {"num_tokens": 2, "num_experts": 256, "top_k": 8},
+        {"num_tokens": 3, "num_experts": 512, "top_k": 10},
     ),
     defaults={"num_tokens": 1, "num_experts": 128, "top_k": 8},
     cost=_route_cost,
@@ -132,17 +133,17 @@ FUSED_MOE = Contract(
         _point(0, 8, 2, 64, 32),
         _point(1, 8, 2, 64, 48),
         _point(3, 4, 1, 129, 37),
-        _point(9, 64, 8, 128, 32),
-        _point(17, 16, 10, 72, 40),
-        _point(24, 512, 8, 32, 32),
-        _point(70, 6, 3, 96, 80),
-        _point(260, 4, 2, 64, 64),
+        _point(3, 20, 8, 128, 32),
+        _point(4, 16, 10, 72, 40),
+        _point(3, 512, 8, 32, 32),
+        _point(21, 6, 3, 96, 80),
+        _point(70, 2, 2, 64, 32),
     ),
     defaults=_QWEN,
     cost=_dense_cost,
     free="num_tokens",
     ids=_IDS_SAY,
-    hard=_MOE_HARD,
+    hard=("large_magnitude", "one_expert", "foreign_ids", "nan_token"),
 )
 
 FUSED_MOE_FP8 = Contract(
@@ -164,16 +165,16 @@ FUSED_MOE_FP8 = Contract(
         _point(0, 8, 2, 64, 32, 0),
         _point(1, 8, 2, 64, 48, 0),
         _point(3, 4, 1, 160, 80, 128),
-        _point(9, 64, 8, 128, 32, 0),
-        _point(17, 12, 10, 272, 144, 128),
-        _point(24, 512, 8, 32, 32, 0),
-        _point(150, 4, 2, 256, 64, 128),
+        _point(3, 20, 8, 128, 32, 0),
+        _point(4, 12, 10, 272, 144, 128),
+        _point(3, 512, 8, 32, 32, 0),
+        _point(70, 2, 2, 256, 64, 128),
     ),
     defaults={**_QWEN, "group": 0},
     cost=_fp8_cost,
     free="num_tokens",
     ids=_IDS_SAY,
-    hard=_MOE_HARD,
+    hard=("large_magnitude", "one_expert", "foreign_ids", "nan_token"),
 )
 
 FUSED_MOE_W8A16 = Contract(
@@ -187,16 +188,16 @@ FUSED_MOE_W8A16 = Contract(
         _point(0, 8, 2, 64, 32, 0),
         _point(1, 8, 2, 64, 48, 0),
         _point(3, 5, 1, 129, 37, 0),
-        _point(9, 32, 8, 128, 32, 16),
-        _point(17, 7, 5, 256, 128, 128),
-        _point(24, 512, 8, 32, 32, 32),
-        _point(130, 5, 2, 64, 64, 64),
+        _point(3, 20, 8, 128, 32, 16),
+        _point(5, 7, 5, 256, 128, 128),
+        _point(3, 512, 8, 32, 32, 32),
+        _point(70, 2, 2, 64, 64, 64),
     ),
     defaults={**_QWEN, "group": 0},
     cost=_byte_cost,
     free="num_tokens",
     ids=_IDS_SAY,
-    hard=(*_MOE_HARD, "far_scales", "every_code"),
+    hard=("foreign_ids", "nan_token", "far_scales", "every_code"),
 )
 
 FUSED_MOE_W4A16 = Contract(
@@ -219,16 +220,16 @@ FUSED_MOE_W4A16 = Contract(
         _point(0, 8, 2, 64, 32, 16),
         _point(1, 8, 2, 64, 48, 16),
         _point(3, 5, 1, 130, 38, 0),
-        _point(9, 32, 8, 128, 32, 32),
-        _point(17, 7, 5, 256, 128, 128),
-        _point(24, 512, 8, 32, 32, 32),
-        _point(130, 5, 2, 64, 64, 64),
+        _point(3, 20, 8, 128, 32, 32),
+        _point(5, 7, 5, 256, 128, 128),
+        _point(3, 512, 8, 32, 32, 32),
+        _point(70, 2, 2, 64, 64, 64),
     ),
     defaults={**_QWEN, "group": 128},
     cost=_int4_cost,
     free="num_tokens",
     ids=_IDS_SAY,
-    hard=(*_MOE_HARD, "far_scales", "every_code"),
+    hard=("foreign_ids", "nan_token", "far_scales", "every_code"),
 )
 
 FUSED_MOE_MXFP4 = Contract(
@@ -249,22 +250,30 @@ FUSED_MOE_MXFP4 = Contract(
         _point(0, 8, 2, 64, 32),
         _point(1, 8, 2, 64, 96),
         _point(3, 5, 1, 130, 38),
-        _point(9, 64, 8, 128, 32),
-        _point(17, 11, 10, 160, 96),
-        _point(24, 512, 8, 32, 32),
-        _point(130, 5, 2, 64, 64),
+        _point(3, 20, 8, 128, 32),
+        _point(4, 11, 10, 160, 96),
+        _point(3, 512, 8, 32, 32),
+        _point(70, 2, 2, 64, 64),
     ),
     defaults=_QWEN,
     cost=_mxfp4_cost,
     free="num_tokens",
     ids=_IDS_SAY,
-    hard=(*_MOE_HARD, "far_scales", "every_code"),
+    hard=("foreign_ids", "nan_token", "far_scales", "every_code"),
 )
 
 _CONTRACTS = (ROUTE_EXPERTS, FUSED_MOE, FUSED_MOE_FP8, FUSED_MOE_W8A16, FUSED_MOE_W4A16, FUSED_MOE_MXFP4)
 
 
 def _rows(op: str) -> tuple[KernelSpec, ...]:
+    native = KernelSpec(
+        op=op,
+        name=f"triton.{op}",
+        target=f"rapid_llm.kernels.ops.moe.{'routing' if op == 'route_experts' else 'fused_moe'}:{op}",
+        requires=_TRITON_FP8 if op == "fused_moe_fp8" else _TRITON,
+        dtypes=FLOATS,
+        priority=10,
+    )
     return (
         KernelSpec(
             op=op,
@@ -275,6 +284,7 @@ def _rows(op: str) -> tuple[KernelSpec, ...]:
             fallback=True,
             library=op != "route_experts",
         ),
+        native,
     )
 
 

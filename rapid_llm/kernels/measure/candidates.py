@@ -139,7 +139,11 @@ def _byte_product(sizes: Sizes) -> Iterator[Tile]:
     tokens, grouped = sizes["num_tokens"], sizes.get("group", sizes["k"]) < sizes["k"]
     if tokens <= 64:
         block_m = _power(tokens, 16, 64)
-        shapes = [(block_m, block_n, block_k, 4) for block_n in (32, 64, 128) for block_k in (128, 256)]
+        for block_n in (32, 64, 128):
+            for block_k in (128,) if grouped else (128, 256):
+                for split in (1, 2, 4) if "group" in sizes else (None,):
+                    yield from (Tile(block_m, block_n, block_k, split, num_warps=4, num_stages=stages) for stages in (3, 5))
+        return
     else:
         shapes = [(m, n, 128, warps) for m, n, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8), (64, 256, 8))]
         shapes += [] if "group" in sizes else [(128, 256, 128, 8), (256, 128, 128, 8)]
@@ -162,6 +166,11 @@ def _quantised(sizes: Sizes) -> Iterator[Tile]:
 def _fp4(sizes: Sizes) -> Iterator[Tile]:
     """A warp for each 16 outputs and with twice as many; steps of 64 to 256 bytes of an output."""
     tokens = sizes["num_tokens"]
+    if tokens <= 1:
+        for block_n, block_k, warps in ((2, 1024, 1), (2, 2048, 1), (4, 512, 1), (4, 1024, 1), (4, 1024, 2), (4, 2048, 2),
+                                        (8, 512, 1), (8, 1024, 2), (8, 2048, 4)):  # fmt: skip
+            yield Tile(1, block_n, block_k, num_warps=warps)
+        return
     if tokens <= 64:
         block_m = _power(tokens, 16, 64)
         for block_n, warps in ((16, 1), (32, 2), (64, 4), (128, 8)):

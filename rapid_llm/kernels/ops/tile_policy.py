@@ -444,8 +444,13 @@ def _dense_gemv(room: _Room, sizes: Sizes) -> Tile:
 
 
 def _fp8_gemm(room: _Room, sizes: Sizes) -> Tile:
-    """See _byte_product. Two sets of sums in registers, those of the last 128 of k and those before: 128 x 128 is the widest."""
-    return _byte_product(room, sizes, widest=128)
+    """See _byte_product. Two sets of sums in registers, those of the last 128 of k and those before: 128 x 128 is the widest.
+
+    Few rows: k is shared out among programs until there are many.
+    """
+    tile = _byte_product(room, sizes, widest=128)
+    programs = -(-sizes["num_tokens"] // (tile.BLOCK_M or 1)) * -(-sizes["n"] // (tile.BLOCK_N or 1))
+    return replace(tile, SPLIT_K=_splits(sizes["num_tokens"], programs, sizes["k"], tile.BLOCK_K or 1))
 
 
 def _int8_gemm(room: _Room, sizes: Sizes) -> Tile:
@@ -570,11 +575,14 @@ def _mxfp4_gemm(room: _Room, sizes: Sizes) -> Tile:
 
 
 def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
-    """Few rows: the weight is streamed, BLOCK_K so long that a step reads 128 bytes of each output. Many rows: square tiles.
+    """One row: BLOCK_M is 1, which stands for a product without matrix instructions. Few rows: the weight is streamed, BLOCK_K so
+    long that a step reads 128 bytes of each output, k shared out among programs. Many rows: square tiles.
 
     A warp for each 16 outputs, so that no two decode the same ones. fp32 passes through registers: its tiles are small.
     """
     tokens, n, k = (max(sizes[name], _SMALLEST_BLOCK) for name in ("num_tokens", "n", "k"))
+    if sizes["num_tokens"] <= 1:
+        return Tile(1, 4, max(min(1024, k), group, room.block_k_multiple), num_warps=1)
     if room.itemsize == 4:
         block_m, block_n, block_k = min(tokens, 32), 32, 64
     elif tokens <= 64:

@@ -15,6 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.codes import code_offset, e4m3_numbers, halves, has_inline_ptx
+
 _GROUP_M = 8  # tiles of rows whose programs run one after another before the next tile of outputs
 _SWAPPED_BELOW = 64  # rows of the least warpgroup product: fewer than that go on its other side
 _MOST_STEP = 128  # elements of k that a step of the loop loads
@@ -84,14 +87,17 @@ def grouped_product(
     group = experts.group
     if experts.kind == "mxfp4" and x.dtype != torch.float16:
         group = 0  # a power of two meets the weight, which holds it, as fp16 would not
-    if experts.kind == "e4m3":
+    kind = experts.kind
+    if kind == "e4m3" and launch_device(x).native_fp8:
+        kind = "dense"  # the cast to x's dtype decodes it
+    elif kind == "e4m3":
         weight = weight.view(torch.uint8)  # no e4m3 pointer: below sm89 there is none
     _grouped_product_kernel[(routes.num_tiles * triton.cdiv(n, cols),)](
         x, weight, scales, zeros, x_scales, routes.ids, routes.weights, routes.pairs, routes.tiles, out,
         x.stride(0), weight.stride(0), weight.stride(1), *_two_strides(scales), *_two_strides(zeros),
         0 if x_scales is None else x_scales.stride(0), routes.ids.stride(0), routes.weights.stride(0), out.stride(0),
         routes.num_tiles, weight.shape[0], n, k,
-        KIND=experts.kind, GROUP=group, SQUARE=experts.square, GATED=gated, TOP_K=routes.ids.shape[1],
+        KIND=kind, PTX=has_inline_ptx(), GROUP=group, SQUARE=experts.square, GATED=gated, TOP_K=routes.ids.shape[1],
         EVEN_K=k % step == 0, SWAPPED=experts.kind in _FROM_REGISTERS or tile["BLOCK_M"] < _SWAPPED_BELOW, GROUP_M=_GROUP_M,
         STEP=step, **tile,
     )  # fmt: skip
@@ -129,6 +135,7 @@ def _grouped_product_kernel(
     n,
     k,
     KIND: tl.constexpr,
+    PTX: tl.constexpr,
     GROUP: tl.constexpr,
     SQUARE: tl.constexpr,
     GATED: tl.constexpr,
@@ -191,7 +198,21 @@ def _grouped_product_kernel(
         zeros = _zero_points(zeros_ptrs, col_mask, 0, BLOCK_N)
         for start in range(0, k, STEP):
             acc = _add_product(
-                acc, x_ptrs, weight_ptrs, scales_ptrs, zeros, row_mask, col_mask, start, k, KIND, GROUP, EVEN_K, SWAPPED, WIDTH
+                acc,
+                x_ptrs,
+                weight_ptrs,
+                scales_ptrs,
+                zeros,
+                row_mask,
+                col_mask,
+                start,
+                k,
+                KIND,
+                PTX,
+                GROUP,
+                EVEN_K,
+                SWAPPED,
+                WIDTH,
             )
         if KIND != "mxfp4":
             acc = _scaled(acc, scales_ptrs, x_scales_ptrs, row_mask, col_mask, 0, KIND, SWAPPED)
@@ -204,7 +225,21 @@ def _grouped_product_kernel(
                 zeros = _zero_points(zeros_ptrs, columns, first // GROUP, BLOCK_N)
                 product = tl.zeros_like(acc)
                 product = _add_product(
-                    product, x_ptrs, weight_ptrs, scales_ptrs, zeros, rows, columns, first, k, KIND, GROUP, EVEN_K, SWAPPED, WIDTH
+                    product,
+                    x_ptrs,
+                    weight_ptrs,
+                    scales_ptrs,
+                    zeros,
+                    rows,
+                    columns,
+                    first,
+                    k,
+                    KIND,
+                    PTX,
+                    GROUP,
+                    EVEN_K,
+                    SWAPPED,
+                    WIDTH,
                 )
                 acc += _scaled(product, scales_ptrs, x_scales_ptrs, rows, columns, first // GROUP, KIND, SWAPPED)
     if SWAPPED:
@@ -222,8 +257,12 @@ def _grouped_product_kernel(
 
 @triton.jit
 def _zero_points(zeros_ptrs, mask, group, BLOCK_N: tl.constexpr):
-    """The zero point of each output in one group, int8 [N]."""
-    return tl.full((BLOCK_N,), 8, tl.int8) if zeros_ptrs is None else tl.load(zeros_ptrs + group, mask=mask, other=0).to(tl.int8)
+    """The zero point of each output in one group, fp32 [N]."""
+    if zeros_ptrs is None:
+        zeros = tl.full((BLOCK_N,), 8.0, tl.float32)
+    else:
+        zeros = tl.load(zeros_ptrs + group, mask=mask, other=0).to(tl.float32)
+    return zeros
 
 
 @triton.jit
@@ -251,6 +290,7 @@ def _add_product(
     start,
     k,
     KIND: tl.constexpr,
+    PTX: tl.constexpr,
     GROUP: tl.constexpr,
     EVEN_K: tl.constexpr,
     SWAPPED: tl.constexpr,
@@ -261,7 +301,7 @@ def _add_product(
     if not EVEN_K:
         x_mask = x_mask & (start + tl.arange(0, WIDTH) < k)[None, :]
     x = tl.load(x_ptrs + start, mask=x_mask, other=0.0)  # 0 past k, whatever the weight is there
-    weight = _numbers(weight_ptrs, zeros, col_mask[:, None], start, k, KIND, EVEN_K, WIDTH)
+    weight = _numbers(weight_ptrs, zeros, col_mask[:, None], start, k, x.dtype, KIND, PTX, EVEN_K, WIDTH)
     if KIND == "mxfp4" and GROUP == 0:
         weight = _times_powers(weight, scales_ptrs, col_mask, start, k, WIDTH)
     weight = weight.to(x.dtype)
@@ -280,7 +320,18 @@ def _add_product(
 
 
 @triton.jit
-def _numbers(weight_ptrs, zeros, mask, start, k, KIND: tl.constexpr, EVEN_K: tl.constexpr, WIDTH: tl.constexpr):
+def _numbers(
+    weight_ptrs,
+    zeros,
+    mask,
+    start,
+    k,
+    dtype: tl.constexpr,
+    KIND: tl.constexpr,
+    PTX: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """WIDTH elements of k from ``start`` on, decoded as KIND says."""
     PER_BYTE: tl.constexpr = 2 if KIND == "int4" or KIND == "mxfp4" else 1
     if not EVEN_K:
@@ -290,10 +341,11 @@ def _numbers(weight_ptrs, zeros, mask, start, k, KIND: tl.constexpr, EVEN_K: tl.
     else:
         codes = tl.load(weight_ptrs + start // PER_BYTE, mask=mask, other=0)
         if KIND == "e4m3":
-            numbers = _from_e4m3(codes)
+            numbers = e4m3_numbers(codes)
         elif KIND == "int4":
-            low, high = (codes & 15).to(tl.int8), (codes >> 4).to(tl.int8)
-            numbers = tl.join(low - zeros[:, None], high - zeros[:, None]).reshape(codes.shape[0], WIDTH)
+            low, high = halves(codes, dtype, PTX)
+            shifted = (zeros + code_offset(dtype)).to(dtype)[:, None]
+            numbers = tl.join(low - shifted, high - shifted).reshape(codes.shape[0], WIDTH)
         elif KIND == "mxfp4":
             numbers = tl.join(_from_e2m1(codes & 15), _from_e2m1(codes >> 4)).reshape(codes.shape[0], WIDTH)
         else:
@@ -312,21 +364,8 @@ def _times_powers(numbers, scales_ptrs, col_mask, start, k, WIDTH: tl.constexpr)
 
 
 @triton.jit
-def _from_e4m3(codes):
-    """Bytes of e4m3 as fp32, exactly.
-
-    Exponent and mantissa go where fp32 has its own, so that a number comes out 2**-120 times what it is, for the biases of the
-    exponents are 7 and 127. Subnormal bytes are subnormal there too, and one product with 2**120 puts all right. Only the two
-    NaNs, which have no exponent of their own, are told apart.
-    """
-    bits = codes.to(tl.int32)
-    shifted = ((bits & 0x7F) << 20) | ((bits & 0x80) << 24)
-    return tl.where((bits & 0x7F) == 0x7F, float("nan"), shifted.to(tl.float32, bitcast=True) * 1.329227995784916e36)
-
-
-@triton.jit
 def _from_e2m1(codes):
-    """Codes of e2m1 as fp32, exactly: as _from_e4m3, with biases of 1 and 127 and no NaN."""
+    """Codes of e2m1 as fp32, exactly: as ``e4m3_numbers``, with biases of 1 and 127 and no NaN."""
     bits = codes.to(tl.int32)
     shifted = ((bits & 7) << 22) | ((bits & 8) << 28)
     return shifted.to(tl.float32, bitcast=True) * 8.507059173023462e37

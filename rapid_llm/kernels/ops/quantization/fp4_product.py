@@ -13,7 +13,8 @@ code 1 a subnormal number, both of which one product puts right. Scales are mult
 - e2m1 times a power of two has 2. A quarter of it fits bf16 for every power, and fp32 sums are multiplied by 4. It need not fit
   fp16: activations of fp16 are cut into two bf16 numbers, exactly.
 
-The weight is the left operand, which a matrix instruction takes from registers.
+The weight is the left operand, which a matrix instruction takes from registers. One token: one program per few outputs, products
+without a matrix instruction, for those would compute sixteen rows of which one is wanted.
 """
 
 import torch
@@ -53,18 +54,77 @@ def launch_product(
         tile["BLOCK_K"] = max(tile["BLOCK_K"] // 2, group)
     words = weight.view(torch.int32)
     scale_bytes = scales if scales.dtype == torch.uint8 else scales.view(torch.int8)  # no e4m3 pointer: below sm89 there is none
+    global_stride = 0 if global_scales is None else global_scales.stride(0)
+    if tile["BLOCK_M"] == 1:
+        del tile["BLOCK_M"]
+        even = n % tile["BLOCK_N"] == 0 and k % tile["BLOCK_K"] == 0
+        _fp4_gemv_kernel[(triton.cdiv(n, tile["BLOCK_N"]),)](
+            x, words, scale_bytes, global_scales, bias, out, words.stride(0), scales.stride(0), global_stride, n, k,
+            GROUP=group, EVEN=even, **tile,
+        )  # fmt: skip
+        return out
     splits = tile.setdefault("SPLIT_K", 1)
     target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
     grid = (splits * triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
     _fp4_gemm_kernel[grid](
         x, words, scale_bytes, global_scales, bias if splits == 1 else None, target,
-        x.stride(0), words.stride(0), scales.stride(0), 0 if global_scales is None else global_scales.stride(0), target.stride(0),
-        num_tokens, n, k,
+        x.stride(0), words.stride(0), scales.stride(0), global_stride, target.stride(0), num_tokens, n, k,
         GROUP=group, EVEN_K=k % tile["BLOCK_K"] == 0, GROUP_M=_GROUP_M, **tile,
     )  # fmt: skip
     if splits > 1:
         merge_parts(target.view(splits, num_tokens, n), bias, out)
     return out
+
+
+@triton.jit
+def _fp4_gemv_kernel(
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    global_scales_ptr,
+    bias_ptr,
+    out_ptr,
+    words_stride,
+    scales_stride,
+    global_scales_stride,
+    n,
+    k,
+    GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols64, col_mask = cols.to(tl.int64), cols < n
+    IS_E8M0: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint8
+    WORDS: tl.constexpr = BLOCK_K // 8
+    GROUPS: tl.constexpr = BLOCK_K // GROUP
+    inner, parts, groups = tl.arange(0, BLOCK_K), tl.arange(0, WORDS), tl.arange(0, GROUPS)
+    words_ptrs = words_ptr + cols64[:, None] * words_stride + parts[None, :]  # [N, K / 8]
+    scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + groups[None, :]  # [N, K / GROUP]
+    acc = tl.zeros((BLOCK_N, GROUPS), tl.float32)
+    for start in range(0, k, BLOCK_K):
+        if EVEN:
+            words, x = tl.load(words_ptrs + start // 8), tl.load(x_ptr + start + inner)
+            scales = tl.load(scales_ptrs + start // GROUP)
+        else:
+            words = tl.load(words_ptrs + start // 8, mask=col_mask[:, None] & (start + 8 * parts < k)[None, :], other=0)
+            x = tl.load(x_ptr + start + inner, mask=start + inner < k, other=0.0)
+            there = col_mask[:, None] & (start + GROUP * groups < k)[None, :]
+            scales = tl.load(scales_ptrs + start // GROUP, mask=there, other=0)
+        numbers = _decoded(words, False).to(tl.float32).reshape(BLOCK_N, 4, WORDS, 2)  # bf16 holds every code, whatever x is
+        x = x.to(tl.float32).reshape(WORDS, 2, 4).permute(2, 0, 1)  # in the order of the codes
+        sums = tl.sum(tl.sum(numbers * x[None, :, :, :], 3), 1)  # of a word, within a thread
+        sums = tl.sum(sums.reshape(BLOCK_N, GROUPS, GROUP // 8), 2)
+        acc += sums * (_quarters(scales) if IS_E8M0 else _e4m3_values(scales))
+    result = tl.sum(acc, 1)
+    if IS_E8M0:
+        result *= 4.0
+    if global_scales_ptr is not None:
+        result *= tl.load(global_scales_ptr + cols64 * global_scales_stride, mask=col_mask, other=0.0)
+    if bias_ptr is not None:
+        result += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + cols, result.to(out_ptr.dtype.element_ty), mask=col_mask)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

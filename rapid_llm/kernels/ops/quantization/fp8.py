@@ -20,6 +20,7 @@ from rapid_llm.kernels.ops.primitives.e4m3 import casts_in_two_steps, e4m3_scale
 from rapid_llm.kernels.ops.primitives.magnitudes import finite_magnitudes
 from rapid_llm.kernels.ops.primitives.scales import GROUP, strides_of
 from rapid_llm.kernels.ops.quantization.fp8_inputs import check_fp8_gemm, check_quantize_fp8
+from rapid_llm.kernels.ops.quantization.split_k import merge_parts
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
@@ -178,13 +179,17 @@ def fp8_gemm(
             tile["BLOCK_N"] = min(tile["BLOCK_N"], _MOST_OWN_SCALES)
     elif not loads_in_full(x, weight):
         tile["BLOCK_K"] = min(tile["BLOCK_K"], NARROW_STEP)
-    grid = (triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
+    splits = tile.setdefault("SPLIT_K", 1)
+    target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
+    grid = (splits * triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
     _fp8_gemm_kernel[grid](
-        x, weight, x_scales, weight_scales, bias, out,
-        x.stride(0), weight.stride(0), *strides_of(x_scales), *strides_of(weight_scales), out.stride(0), num_tokens, n, k,
+        x, weight, x_scales, weight_scales, bias if splits == 1 else None, target,
+        x.stride(0), weight.stride(0), *strides_of(x_scales), *strides_of(weight_scales), target.stride(0), num_tokens, n, k,
         OUTPUTS=outputs if grouped else 0, EVEN_K=k % tile["BLOCK_K"] == 0, SWAPPED=tile["BLOCK_M"] < _SWAPPED_BELOW,
         GROUP_M=_GROUP_M, **tile,
     )  # fmt: skip
+    if splits > 1:
+        merge_parts(target.view(splits, num_tokens, n), bias, out)
     return out
 
 
@@ -214,12 +219,14 @@ def _fp8_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
 ):
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    first_m = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
+    split, tile = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
+    first_m = tile // (GROUP_M * tiles_n) * GROUP_M
     group_m = tl.minimum(tiles_m - first_m, GROUP_M)
-    within = tl.program_id(0) % (GROUP_M * tiles_n)
+    within = tile % (GROUP_M * tiles_n)
     rows = (first_m + within % group_m) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = (within // group_m) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -234,7 +241,8 @@ def _fp8_gemm_kernel(
     if OUTPUTS > 1:
         first_scale = ((within // group_m) * BLOCK_N // OUTPUTS).to(tl.int64) * weight_scales_stride
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, k, BLOCK_K):
+    share = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
+    for start in range(split * share, tl.minimum(split * share + share, k), BLOCK_K):
         x_mask, weight_mask = row_mask[:, None], col_mask[:, None]
         if not EVEN_K:
             left = (start + inner < k)[None, :]
@@ -266,5 +274,5 @@ def _fp8_gemm_kernel(
         acc *= tl.load(weight_scales_ptrs, mask=col_mask, other=0.0)[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
-    out_ptrs = out_ptr + rows64[:, None] * out_stride + cols[None, :]
+    out_ptrs = out_ptr + (split * num_tokens + rows64)[:, None] * out_stride + cols[None, :]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & col_mask[None, :])

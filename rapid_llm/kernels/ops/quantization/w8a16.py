@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
-from rapid_llm.kernels.ops.quantization.codes import e4m3_numbers, has_inline_ptx, int8_numbers
+from rapid_llm.kernels.ops.primitives.codes import e4m3_numbers, has_inline_ptx, int8_numbers
 from rapid_llm.kernels.ops.quantization.split_k import merge_parts
 from rapid_llm.kernels.ops.quantization.weight_only_inputs import check_w8a16_gemm
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles

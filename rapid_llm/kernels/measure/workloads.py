@@ -17,6 +17,8 @@ _SEED = 20_261_129
 _WIPED = -7  # no token's id
 _TOLERANCE = {"float32": 2e-4, "bfloat16": 1e-2, "float16": 2e-3}
 """Relative error (of norms) that two right results of sums in another order keep well within."""
+_ROUNDED = {"fused_moe_fp8": 3e-2}
+"""The same for ops that round to e4m3 on their way, where a difference may send a number to its other neighbour."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class Workload:
                     return f"{name}: {int((result != wanted).sum())} of {result.numel()} values differ"
                 continue
             error = (result.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)
-            if not float(error) <= _TOLERANCE[self.dtype]:
-                return f"{name}: relative error {float(error):.2e}, at most {_TOLERANCE[self.dtype]:.0e}"
+            allowed = _ROUNDED.get(self.op, _TOLERANCE[self.dtype])
+            if not float(error) <= allowed:
+                return f"{name}: relative error {float(error):.2e}, at most {allowed:.0e}"
         return ""
 
 

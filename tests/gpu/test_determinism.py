@@ -29,4 +29,9 @@ def test_two_hundred_runs_give_the_same_bits(row, dtype):
         if first is None:
             first = result
         for got, expected in zip(result, first, strict=True):
-            assert torch.equal(got.nan_to_num(7.0), expected.nan_to_num(7.0))
+            assert torch.equal(_comparable(got), _comparable(expected))
+
+
+def _comparable(result):
+    """Values that equal themselves: 7 for NaN, bytes for e4m3."""
+    return result.view(torch.uint8) if result.dtype == torch.float8_e4m3fn else result.nan_to_num(7.0)

@@ -34,6 +34,7 @@ def test_the_catalog_holds_the_ops_of_all_families():
         "activation",
         "attention",
         "embeddings",
+        "fused",
         "gemm",
         "kvcache",
         "moe",

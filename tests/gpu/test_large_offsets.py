@@ -9,6 +9,7 @@ import torch
 
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import load_target
+from tests.reference import fused_moe
 
 NATIVE = {op: [row for row in rows if not row.fallback] for op, rows in catalog().rows.items()}
 
@@ -155,13 +156,66 @@ def test_rows_past_int32_offsets_of_a_table_are_found(kernel):
         assert torch.equal(out[row], expected)
 
 
+@pytest.mark.case("A4")
+@pytest.mark.parametrize(("hidden", "inner"), [pytest.param(64, 1536, id="activations"), pytest.param(1536, 64, id="results")])
+@native_row("fused_moe")
+def test_the_last_of_many_tokens_of_experts_are_right(kernel, hidden, inner):
+    """174,800 tokens of 8 experts each: their rows of 1,536 pass 2**31 elements."""
+    tokens, experts, top_k = 174_800, 8, 8
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+    gate_up, down = _experts(experts, hidden, inner)
+    ids = torch.rand(tokens, experts, device="cuda").argsort(1).int()
+    weights = torch.rand(tokens, top_k, device="cuda")
+    out = torch.full_like(x, float("nan"))
+    kernel(x, gate_up, down, ids, weights, out=out)
+    assert out.isfinite().all()
+    for part in (slice(0, 16), slice(87_380, 87_396), slice(tokens - 16, tokens)):
+        expected = fused_moe(x[part], gate_up, down, ids[part], weights[part])
+        torch.testing.assert_close(out[part].double(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+
+
+@pytest.mark.case("A4")
+@pytest.mark.parametrize("tokens", [pytest.param(1, id="pairs-as-they-are"), pytest.param(40, id="pairs-by-expert")])
+@native_row("fused_moe")
+def test_experts_past_int32_offsets_are_found(kernel, tokens):
+    experts, hidden, inner = 520, 1024, 2048
+    gate_up, _ = in_the_middle(experts, 2 * inner, hidden, fill=float("nan"))
+    down, _ = in_the_middle(experts, hidden, inner, fill=float("nan"))
+    chosen = [519, 0, 512, 511]
+    for expert in chosen:
+        gate_up[expert], down[expert] = (part[0] for part in _experts(1, hidden, inner))
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+    ids = torch.tensor([[*chosen, -1, 520]] * tokens, dtype=torch.int32, device="cuda")
+    weights, out = torch.rand(tokens, 6, device="cuda"), torch.full_like(x, float("nan"))
+    kernel(x, gate_up, down, ids, weights, out=out)
+    few = torch.tensor([[0, 1, 2, 3]] * tokens, dtype=torch.int32, device="cuda")
+    expected = fused_moe(x, gate_up[chosen], down[chosen], few, weights[:, :4])
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+
+
+def _experts(count, hidden, inner):
+    gate_up, down = (torch.randn(count, n, k, device="cuda") / k**0.5 for n, k in ((2 * inner, hidden), (hidden, inner)))
+    return gate_up.bfloat16(), down.bfloat16()
+
+
 TOKENS = [65_535, 65_536, 131_073]
 
 
 @pytest.mark.case("B1")
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize(
-    "op", ["swiglu", "rms_norm", "add_rms_norm", "rope", "vocab_embedding", "update_kv_buffer", "dense_gemm"]
+    "op",
+    [
+        "swiglu",
+        "rms_norm",
+        "add_rms_norm",
+        "rope",
+        "vocab_embedding",
+        "update_kv_buffer",
+        "dense_gemm",
+        "fused_moe",
+        "route_experts",
+    ],
 )
 def test_token_counts_past_the_grid_limit(op, tokens):
     for row in NATIVE[op]:
@@ -232,7 +286,33 @@ def _dense_gemm(kernel, tokens):
     torch.testing.assert_close(out.float(), x.float() @ weight.float().T, rtol=2e-2, atol=5e-2)
 
 
+def _fused_moe(kernel, tokens):
+    x = torch.randn(tokens, 32, device="cuda", dtype=torch.bfloat16)
+    gate_up, down = _experts(4, 32, 16)
+    ids, weights = torch.randint(0, 4, (tokens, 2), device="cuda", dtype=torch.int32), torch.rand(tokens, 2, device="cuda")
+    out = torch.full_like(x, float("nan"))
+    kernel(x, gate_up, down, ids, weights, out=out)
+    expected = torch.zeros_like(x, dtype=torch.float32)
+    for expert in range(4):
+        gate, up = (x.float() @ gate_up[expert].float().T).chunk(2, dim=1)
+        share = (weights * (ids == expert)).sum(1, keepdim=True)
+        expected += share * ((gate * gate.sigmoid() * up) @ down[expert].float().T)
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=1e-1)
+
+
+def _route_experts(kernel, tokens):
+    logits = torch.randn(tokens, 8, device="cuda")
+    ids = torch.full((tokens, 2), -1, device="cuda", dtype=torch.int32)
+    weights = torch.full((tokens, 2), float("nan"), device="cuda")
+    kernel(logits, out_ids=ids, out_weights=weights)
+    values, chosen = logits.topk(2, dim=1)
+    assert torch.equal(ids.long(), chosen)
+    torch.testing.assert_close(weights, values.softmax(1))
+
+
 _CHECKS = {
+    "fused_moe": _fused_moe,
+    "route_experts": _route_experts,
     "swiglu": _swiglu,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,

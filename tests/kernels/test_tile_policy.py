@@ -184,8 +184,9 @@ def test_every_tile_of_4_bit_floats_holds_whole_groups_and_fits_its_device(name,
 
         assert tile.BLOCK_K % group == 0
         assert tile_policy.fits(op, tile, device, dtype, sizes)
-        assert min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
-        assert tile.num_stages >= 2
+        if tile.BLOCK_M != 1:
+            assert min(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K) >= 16
+            assert tile.num_stages >= 2
         assert tile == resolve_tiles(op, device=device, dtype=dtype, **sizes)  # what is explained and searched
 
 

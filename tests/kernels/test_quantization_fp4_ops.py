@@ -24,6 +24,9 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 TILES = [Tile(16, 16, 32), Tile(16, 32, 64), Tile(64, 16, 256), Tile(32, 64, 128)]
 
 
+each_at_once = pytest.mark.parametrize("at_once", [pytest.param(1, id="token-by-token"), pytest.param(32, id="at-once")])
+
+
 def native(op):
     """The Triton rows among those that this machine runs."""
     return [row for row in each_row_of(op).args[1] if "triton" in row.values[0].spec.requires.packages]
@@ -124,14 +127,16 @@ def test_quantize_nvfp4_reads_strided_views_and_writes_its_columns_only(quantize
 
 @pytest.mark.case("E10")
 @each_row_of("nvfp4_gemm")
+@each_at_once
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_e4m3_scale_with_every_code_is_exact(nvfp4_gemm, dtype, device):
+def test_every_e4m3_scale_with_every_code_is_exact(nvfp4_gemm, dtype, at_once, device):
     """One element of x at a time is 1: subnormal scales, both zeros and both NaNs come out as they are."""
     packed = torch.arange(16, dtype=torch.uint8, device=device).view(8, 2)
     weight = (packed[:, 0] | packed[:, 1] << 4).repeat(256, 1)
     scales = torch.arange(256, dtype=torch.uint8, device=device).view(256, 1).view(E4M3)
     x, out = torch.eye(16, dtype=dtype, device=device), torch.empty(16, 256, dtype=dtype, device=device)
-    nvfp4_gemm(x, weight, scales, torch.ones(256, device=device), out=out)
+    for part, target in zip(x.split(at_once), out.split(at_once), strict=True):
+        nvfp4_gemm(part, weight, scales, torch.ones(256, device=device), out=target)
     codes = torch.cat((E2M1, -E2M1)).to(device)
     expected = (codes[:, None] * scales.float().T).to(dtype)
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
@@ -139,14 +144,16 @@ def test_every_e4m3_scale_with_every_code_is_exact(nvfp4_gemm, dtype, device):
 
 @pytest.mark.case("E10")
 @each_row_of("mxfp4_gemm")
+@each_at_once
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_e8m0_scale_with_every_code_is_exact(mxfp4_gemm, dtype, device):
+def test_every_e8m0_scale_with_every_code_is_exact(mxfp4_gemm, dtype, at_once, device):
     """Byte 0 is 2**-127, a subnormal number of fp32, and 255 is NaN; what the dtype of out cannot hold is infinite or 0."""
     packed = torch.arange(16, dtype=torch.uint8, device=device).view(8, 2)
     weight = (packed[:, 0] | packed[:, 1] << 4).repeat(256, 2)
     scales = torch.arange(256, dtype=torch.uint8, device=device).view(256, 1)
     x, out = torch.eye(32, dtype=dtype, device=device), torch.empty(32, 256, dtype=dtype, device=device)
-    mxfp4_gemm(x, weight, scales, out=out)
+    for part, target in zip(x.split(at_once), out.split(at_once), strict=True):
+        mxfp4_gemm(part, weight, scales, out=target)
     codes = torch.cat((E2M1, -E2M1)).double().to(device).repeat(2)
     expected = codes[:, None] * torch.exp2(scales.T.double() - 127)
     expected[:, 255] = math.nan

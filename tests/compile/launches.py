@@ -24,8 +24,8 @@ BEYOND_THE_SWEEP = {
     "add_rms_norm": ({"d": 20_480},),
     "w8a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 64, "group": 1024}),
     "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
-    **{op: ({"num_tokens": 512}, {"num_tokens": 4096}) for op in ("fused_moe", "fused_moe_mxfp4")},
-    **{op: ({"num_tokens": 512}, {"num_tokens": 4096}, {"num_tokens": 4096, "group": 128 - group}) for op, group in MOE_GROUPS},
+    **{op: ({"num_tokens": 4096},) for op in ("fused_moe", "fused_moe_mxfp4")},
+    **{op: ({"num_tokens": 512}, {"num_tokens": 4096, "group": 128 - group}) for op, group in MOE_GROUPS},
 }
 SCALARS = {"eps": 1e-6, "sm_scale": 0.125}
 

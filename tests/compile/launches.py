@@ -36,8 +36,8 @@ BEYOND_THE_SWEEP = {
     "w4a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 4096}, {"num_tokens": 64, "group": 1024}),
     "nvfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64, "n": 14_336}, {"num_tokens": 4096}),
     "mxfp4_gemm": ({"num_tokens": 16, "n": 14_336}, {"num_tokens": 64, "n": 14_336}, {"num_tokens": 4096}),
-    **{op: ({"num_tokens": 512}, {"num_tokens": 4096}) for op in ("fused_moe", "fused_moe_mxfp4")},
-    **{op: ({"num_tokens": 512}, {"num_tokens": 4096}, {"num_tokens": 4096, "group": 128 - group}) for op, group in MOE_GROUPS},
+    **{op: ({"num_tokens": 4096},) for op in ("fused_moe", "fused_moe_mxfp4")},
+    **{op: ({"num_tokens": 512}, {"num_tokens": 4096, "group": 128 - group}) for op, group in MOE_GROUPS},
 }
 SCALARS = {"eps": 1e-6, "sm_scale": 0.125}
 

@@ -43,10 +43,10 @@ def expected_plan(ids, num_experts, block_m):
     [
         pytest.param(1, 1, 4, 16, id="one-pair"),
         pytest.param(43, 3, 5, 16, id="one-past-a-step"),
-        pytest.param(128, 8, 60, 16, id="all-that-one-program-places"),
-        pytest.param(205, 5, 512, 32, id="one-more-than-one-program-places"),
+        pytest.param(32, 8, 60, 16, id="all-that-one-program-places"),
+        pytest.param(257, 1, 512, 32, id="one-more-than-one-program-places"),
         pytest.param(50, 10, 1000, 64, id="many-experts"),
-        pytest.param(2100, 4, 3, 128, id="chunks-of-two-steps"),
+        pytest.param(4099, 4, 3, 128, id="chunks-of-two-steps"),
     ],
 )
 @pytest.mark.parametrize("spoilt", [pytest.param(False, id="sound"), pytest.param(True, id="foreign-ids")])

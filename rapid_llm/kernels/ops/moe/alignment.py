@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 _STEP = 128  # pairs that a program looks at together: each is compared with each
-_ONE_PROGRAM = 1024  # pairs that one program counts and places: a second launch costs more
-_MOST_CHUNKS = 64  # whose counts every program reads
+_ONE_PROGRAM = 256  # pairs that one program counts and places: a second launch costs more
+_MOST_CHUNKS = 128  # whose counts every program reads
 _LEAST_BINS = 128  # of a histogram: a thread has one at least
 _TABLE = 4096  # elements of a table in a program's registers
 
@@ -50,7 +50,7 @@ def pairs_by_expert(ids: torch.Tensor, num_experts: int, block_m: int) -> tuple[
         )
     _place_kernel[(chunks,)](
         ids, counts, pairs, tiles, ids.stride(0), num_pairs, num_experts, steps, chunks, most, triton.cdiv(most, chunks),
-        TOP_K=top_k, BLOCK_M=block_m, STEP=_STEP, BINS=bins, ROWS=_TABLE // bins, num_warps=4, num_stages=1,
+        TOP_K=top_k, BLOCK_M=block_m, STEP=_STEP, BINS=bins, ROWS=_TABLE // bins, num_warps=8, num_stages=1,
     )  # fmt: skip
     return pairs, tiles
 

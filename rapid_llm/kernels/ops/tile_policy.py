@@ -631,9 +631,14 @@ def _fused_moe_w8a16(room: _Room, sizes: Sizes) -> Tile:
     return _moe(room, sizes, 8, decoded=True)
 
 
-def _fused_moe_4_bits(room: _Room, sizes: Sizes) -> Tile:
+def _fused_moe_w4a16(room: _Room, sizes: Sizes) -> Tile:
     """Half a byte an element: see _moe."""
     return _moe(room, sizes, 4, decoded=True)
+
+
+def _fused_moe_mxfp4(room: _Room, sizes: Sizes) -> Tile:
+    """Half a byte an element, and sums by groups where x is fp16: see _moe."""
+    return _moe(room, {**sizes, "group": 32}, 4, decoded=True)
 
 
 def _moe(room: _Room, sizes: Sizes, bits: int, *, decoded: bool = False) -> Tile:
@@ -643,7 +648,8 @@ def _moe(room: _Room, sizes: Sizes, bits: int, *, decoded: bool = False) -> Tile
     """
     rows = _ceil_power(sizes["num_tokens"] * sizes["top_k"] // max(sizes["num_experts"], 1))
     hidden, inner = (max(sizes[name], _SMALLEST_BLOCK) for name in ("hidden_size", "intermediate_size"))
-    block_m = min(max(rows, _SMALLEST_BLOCK), 128)
+    by_groups = sizes.get("group", 0) > 0  # whose sums take a second accumulator
+    block_m = min(max(rows, _SMALLEST_BLOCK), 64 if by_groups else 128)
     if room.itemsize == 4:
         block_m, block_n = min(block_m, 32), 32
     elif block_m <= 32:
@@ -659,7 +665,8 @@ def _moe(room: _Room, sizes: Sizes, bits: int, *, decoded: bool = False) -> Tile
         if stages >= 2 or max(block_m, block_n) <= _SMALLEST_BLOCK:
             break
         block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
-    return Tile(block_m, block_n, block_k, num_warps=8 if block_m * block_n > 64 * 128 else 4, num_stages=max(stages, 1))
+    warps = 8 if block_m * block_n > (64 if by_groups else 128) * 64 else 4
+    return Tile(block_m, block_n, block_k, num_warps=warps, num_stages=max(stages, 1))
 
 
 def _moe_bytes(room: _Room, bits: int, decoded: bool, block_m: int, block_n: int, block_k: int, stages: int) -> int:
@@ -733,8 +740,8 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "fused_moe": (_fused_moe, _MOE_SIZES, ()),
     "fused_moe_fp8": (_fused_moe_fp8, _MOE_SIZES, ("group",)),
     "fused_moe_w8a16": (_fused_moe_w8a16, _MOE_SIZES, ("group",)),
-    "fused_moe_w4a16": (_fused_moe_4_bits, _MOE_SIZES, ("group",)),
-    "fused_moe_mxfp4": (_fused_moe_4_bits, _MOE_SIZES, ()),
+    "fused_moe_w4a16": (_fused_moe_w4a16, _MOE_SIZES, ("group",)),
+    "fused_moe_mxfp4": (_fused_moe_mxfp4, _MOE_SIZES, ()),
 }
 _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("num_tokens", "d"),

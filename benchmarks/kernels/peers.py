@@ -118,7 +118,7 @@ def our_cell(op: str, case: Mapping[str, Any]) -> Cell | None:
         return Cell("update_kv_buffer", sizes, variant="scattered")
     if op == "gemm_bf16":
         return Cell("dense_gemm", {"num_tokens": case["M"], "n": case["N"], "k": case["K"]})
-    if op in _GEMMS:
+    if op in _GEMMS and case["proj"] != "lm_head":  # no head is quantised here
         ours, group = _GEMMS[op]
         sizes = {"num_tokens": case["M"], "n": case["N"], "k": case["K"], "group": group or case["K"]}
         return Cell(ours, sizes)
@@ -168,6 +168,8 @@ def their_case(cell: Cell) -> tuple[str, dict[str, Any]]:
         return "kv_scatter", {"tokens": s["num_tokens"], "hk": s["num_kv_heads"]}
     if cell.op == "dense_gemm":
         return "gemm_bf16", {"proj": "", "N": s["n"], "K": s["k"], "M": s["num_tokens"]}
+    if cell.op == "fused_moe" and s["num_tokens"] >= _ROUTED_FREE:
+        return "moe", {"tokens": s["num_tokens"]}
     for theirs, (ours, group) in _GEMMS.items():
         if cell.op == ours and s["group"] == (group or s["k"]):
             return theirs, {"proj": "", "N": s["n"], "K": s["k"], "M": s["num_tokens"]}
@@ -252,6 +254,8 @@ def peers_of(registry: Mapping[str, Mapping[str, Any]], cell: Cell, *, compiled:
     try:
         op, case = their_case(cell)
     except Skipped:
+        return {}
+    if op == "moe":  # on weights and routes of their own, which nobody here could check
         return {}
     names = [name for name in registry.get(op, {}) if name not in SAME_AS_ROW and name != _OWN_POOL]
     return {

@@ -241,6 +241,7 @@ def test_their_sets_hold_what_their_factories_expect(cell):
         assert seen[0]["rows64"].dtype == torch.int64
 
 
+EXPERTS = {"num_tokens": 3, "num_experts": 4, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
 SMALL_OF = {
     "rms_norm": {"num_tokens": 3, "d": 64},
     "add_rms_norm": {"num_tokens": 3, "d": 64},
@@ -254,6 +255,19 @@ SMALL_OF = {
     "flashattention2_nopad": attention_sizes(4, 2, 64, 2, 16, 16),
     "sample": {"num_seqs": 3, "vocab_size": 300},
     "top_logprobs": {"num_seqs": 3, "vocab_size": 300},
+    "fp8_gemm": {"num_tokens": 3, "n": 40, "k": 256, "group": 128},
+    "int8_gemm": {"num_tokens": 3, "n": 40, "k": 64},
+    "w8a16_gemm": {"num_tokens": 3, "n": 40, "k": 64, "group": 64},
+    "w4a16_gemm": {"num_tokens": 3, "n": 40, "k": 64, "group": 32},
+    "nvfp4_gemm": {"num_tokens": 3, "n": 40, "k": 64},
+    "mxfp4_gemm": {"num_tokens": 3, "n": 40, "k": 64},
+    "quantize_fp8": {"num_tokens": 3, "k": 256, "group": 128},
+    "quantize_int8": {"num_tokens": 3, "k": 64},
+    "fused_moe": EXPERTS,
+    "fused_moe_fp8": {**EXPERTS, "group": 0},
+    "fused_moe_w8a16": {**EXPERTS, "group": 0},
+    "fused_moe_w4a16": {**EXPERTS, "group": 32},
+    "fused_moe_mxfp4": EXPERTS,
 }
 VARIED = sorted({(cell.op, cell.variant) for bench in BENCHES for cell in bench.cells})
 

@@ -36,6 +36,11 @@ def _serves(row, device):
     return not row.requires.unmet(device) and device.name in catalog().contract(row.op).devices
 
 
+def _skip_unless_served(row, device):
+    if not _serves(row, device):
+        pytest.skip(f"{row.name} does not claim {device.name}")
+
+
 @pytest.mark.case("D1")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @each_native_row
@@ -56,6 +61,7 @@ def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated
 @pytest.mark.case("C1")
 @each_native_row
 def test_a_count_compiles_one_binary_per_tile(row, simulated):
+    _skip_unless_served(row, simulated)
     for count in counts_of(row):
         binaries = {}
         for tokens in TOKEN_COUNTS:
@@ -81,6 +87,7 @@ def heuristic_tiles(monkeypatch, tmp_path):
 @pytest.mark.case("C6")
 @each_native_row
 def test_a_row_loads_128_bits_at_a_time(row, simulated, heuristic_tiles):
+    _skip_unless_served(row, simulated)
     for tokens in (1, 64):
         launches = compiled_call(row, simulated, "bfloat16", **{counts_of(row)[0]: tokens})
         assert launches

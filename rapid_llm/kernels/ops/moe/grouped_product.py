@@ -175,10 +175,9 @@ def _grouped_product_kernel(
 
     # A product never reaches past its group.
     WIDTH: tl.constexpr = GROUP if GROUP != 0 and GROUP < STEP else STEP
-    PER_BYTE: tl.constexpr = 2 if KIND == "int4" or KIND == "mxfp4" else 1
-    x_ptrs = x_ptr + x_rows[:, None] * x_stride + tl.arange(0, WIDTH)[None, :]  # [M, WIDTH]
-    weight_ptrs = weight_ptr + expert64 * weight_stride_e + weight_rows[:, None] * weight_stride_n
-    weight_ptrs += tl.arange(0, WIDTH // PER_BYTE)[None, :]  # [N, WIDTH]
+    # Pointers of rows: where strides are odd, one of each element would live across the loop.
+    x_ptrs = x_ptr + x_rows[:, None] * x_stride  # [M, 1]
+    weight_ptrs = weight_ptr + expert64 * weight_stride_e + weight_rows[:, None] * weight_stride_n  # [N, 1]
     scales_ptrs, zeros_ptrs, x_scales_ptrs = None, None, None
     if scales_ptr is not None:
         scales_ptrs = scales_ptr + expert64 * scales_stride_e + weight_rows // SQUARE * scales_stride_n
@@ -257,10 +256,9 @@ def _add_product(
     WIDTH: tl.constexpr,
 ):
     """``acc`` and the product of WIDTH elements of k from ``start`` on, which is even."""
-    x_mask = row_mask[:, None]
-    if not EVEN_K:
-        x_mask = x_mask & (start + tl.arange(0, WIDTH) < k)[None, :]
-    x = tl.load(x_ptrs + start, mask=x_mask, other=0.0)  # 0 past k, whatever the weight is there
+    inner = (start + tl.arange(0, WIDTH))[None, :]
+    x_mask = row_mask[:, None] if EVEN_K else row_mask[:, None] & (inner < k)
+    x = tl.load(x_ptrs + inner, mask=x_mask, other=0.0)  # 0 past k, whatever the weight is there
     weight = _numbers(weight_ptrs, zeros, col_mask[:, None], start, k, KIND, EVEN_K, WIDTH)
     if KIND == "mxfp4" and GROUP == 0:
         weight = _times_powers(weight, scales_ptrs, col_mask, start, k, WIDTH)
@@ -283,12 +281,13 @@ def _add_product(
 def _numbers(weight_ptrs, zeros, mask, start, k, KIND: tl.constexpr, EVEN_K: tl.constexpr, WIDTH: tl.constexpr):
     """WIDTH elements of k from ``start`` on, decoded as KIND says."""
     PER_BYTE: tl.constexpr = 2 if KIND == "int4" or KIND == "mxfp4" else 1
+    places = (start // PER_BYTE + tl.arange(0, WIDTH // PER_BYTE))[None, :]
     if not EVEN_K:
-        mask = mask & (start + PER_BYTE * tl.arange(0, WIDTH // PER_BYTE) < k)[None, :]
+        mask = mask & (PER_BYTE * places < k)
     if KIND == "dense" or KIND == "fp8":
-        numbers = tl.load(weight_ptrs + start, mask=mask, other=0.0)
+        numbers = tl.load(weight_ptrs + places, mask=mask, other=0.0)
     else:
-        codes = tl.load(weight_ptrs + start // PER_BYTE, mask=mask, other=0)
+        codes = tl.load(weight_ptrs + places, mask=mask, other=0)
         if KIND == "e4m3":
             numbers = _from_e4m3(codes)
         elif KIND == "int4":

@@ -658,7 +658,7 @@ def _moe(room: _Room, sizes: Sizes, bits: int, *, decoded: bool = False) -> Tile
         block_n = room.pick(pre_hopper=128, hopper_up=256) if block_m == 128 and bits == 16 else 128
     block_n = min(block_n, max(hidden, 2 * inner))
     streamed = room.itemsize == 1 or (room.itemsize == 2 and block_m <= 32)
-    block_k = _block_k(room, min(_MOST_STEP if streamed else 64, max(hidden, inner)))
+    block_k = _block_k(room, min(_MOST_STEP if streamed else 64, hidden, inner))
     while True:
         none, one = (_moe_bytes(room, bits, decoded, block_m, block_n, block_k, stages) for stages in (0, 1))
         stages = min((room.smem - none) // (one - none), 4)

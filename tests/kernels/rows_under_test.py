@@ -63,12 +63,18 @@ def to(device, tensor):
 
 
 def broken_cases(row, device):
-    """What is wrong over the whole sweep of the row's contract, hard inputs included; empty when nothing is."""
+    """What is wrong over the whole sweep of the row's contract, hard inputs included; empty when nothing is.
+
+    An interpreted row has each case in one of its dtypes, by turns: all of them in each is what a GPU's evidence is made of.
+    """
     contract, maker = catalog().contract(row.spec.op), case_maker(catalog(), row.spec.op)
+    interpreted = "triton" in row.spec.requires.packages and device.type == "cpu"
     broken = []
-    for dtype in row.spec.dtypes:
-        for sizes in contract.sweep:
-            for hard in (None, *contract.hard):
+    for turn, sizes in enumerate(contract.sweep):
+        for number, hard in enumerate((None, *contract.hard)):
+            for place, dtype in enumerate(row.spec.dtypes):
+                if interpreted and (turn + number + place) % len(row.spec.dtypes):
+                    continue
                 if all(limit.allows(sizes[name]) for name, limit in row.spec.limits.items() if name in sizes):
                     seed = zlib.crc32(f"{contract.op} {dtype} {sorted(sizes.items())} {hard}".encode())
                     generator = torch.Generator().manual_seed(seed)

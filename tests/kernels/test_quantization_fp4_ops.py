@@ -2,13 +2,14 @@
 
 import importlib
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from rapid_llm.errors import KernelInputError
 from rapid_llm.kernels.dispatcher.dispatch import load_target
-from rapid_llm.kernels.ops.tile_policy import Tile
+from rapid_llm.kernels.ops.tile_policy import Tile, tiles_by
 from tests import reference
 from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
 
@@ -23,6 +24,9 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 TILES = [Tile(16, 16, 32), Tile(16, 32, 64), Tile(64, 16, 256), Tile(32, 64, 128)]
 
+
+# One token's tile with as many outputs as there are scale bytes to see: fewer programs for an interpreter.
+ONE_TOKEN = Tile(1, 64, 64, num_warps=1)
 
 each_at_once = pytest.mark.parametrize("at_once", [pytest.param(1, id="token-by-token"), pytest.param(32, id="at-once")])
 
@@ -135,8 +139,9 @@ def test_every_e4m3_scale_with_every_code_is_exact(nvfp4_gemm, dtype, at_once, d
     weight = (packed[:, 0] | packed[:, 1] << 4).repeat(256, 1)
     scales = torch.arange(256, dtype=torch.uint8, device=device).view(256, 1).view(E4M3)
     x, out = torch.eye(16, dtype=dtype, device=device), torch.empty(16, 256, dtype=dtype, device=device)
-    for part, target in zip(x.split(at_once), out.split(at_once), strict=True):
-        nvfp4_gemm(part, weight, scales, torch.ones(256, device=device), out=target)
+    with tiles_by(lambda *_: ONE_TOKEN) if at_once == 1 else nullcontext():
+        for part, target in zip(x.split(at_once), out.split(at_once), strict=True):
+            nvfp4_gemm(part, weight, scales, torch.ones(256, device=device), out=target)
     codes = torch.cat((E2M1, -E2M1)).to(device)
     expected = (codes[:, None] * scales.float().T).to(dtype)
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
@@ -152,8 +157,9 @@ def test_every_e8m0_scale_with_every_code_is_exact(mxfp4_gemm, dtype, at_once, d
     weight = (packed[:, 0] | packed[:, 1] << 4).repeat(256, 2)
     scales = torch.arange(256, dtype=torch.uint8, device=device).view(256, 1)
     x, out = torch.eye(32, dtype=dtype, device=device), torch.empty(32, 256, dtype=dtype, device=device)
-    for part, target in zip(x.split(at_once), out.split(at_once), strict=True):
-        mxfp4_gemm(part, weight, scales, out=target)
+    with tiles_by(lambda *_: ONE_TOKEN) if at_once == 1 else nullcontext():
+        for part, target in zip(x.split(at_once), out.split(at_once), strict=True):
+            mxfp4_gemm(part, weight, scales, out=target)
     codes = torch.cat((E2M1, -E2M1)).double().to(device).repeat(2)
     expected = codes[:, None] * torch.exp2(scales.T.double() - 127)
     expected[:, 255] = math.nan

@@ -18,6 +18,7 @@ NVRTC_PATH := $(CURDIR)/.cache/nvrtc-$(NVRTC)
 COMPILE := TRITON_CACHE_DIR=$(CURDIR)/.cache/triton-cache $(PYTEST) tests/compile
 GPU := $(shell nvidia-smi >/dev/null 2>&1 && echo yes)
 COMPILERS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW_TRITON)/.setup .cache/nvrtc-$(NVRTC)/.setup)
+# Sweeps are shared out among the devices of `make test`; compile-matrix gives each device all of them.
 DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 
 .PHONY: setup demo test test-gpu measure-gpu compile-matrix check fmt bench clean
@@ -32,8 +33,8 @@ ifeq ($(GPU),yes)
 	$(COMPILE) --devices a100,rtx3090,h200,rtx5090
 else
 	$(NEW) TRITON_INTERPRET=1 $(PYTEST) tests/kernels
-	$(NEW):$(NVRTC_PATH) $(COMPILE) --devices a100,rtx3090,rtx5090
-	$(OLD) $(COMPILE) --devices h200
+	$(NEW):$(NVRTC_PATH) $(COMPILE) --every 3 --devices a100,rtx3090,rtx5090
+	$(OLD) $(COMPILE) --every 2 --devices h200
 endif
 test-gpu: $(VENV)/.setup-dev
 	sh scripts/test_gpu.sh $(BIN)/python .cache/gpu

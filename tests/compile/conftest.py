@@ -13,12 +13,19 @@ if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRE
 
 def pytest_addoption(parser):
     parser.addoption("--devices", default="a100", help="names of the device table to compile for, with commas in between")
+    parser.addoption("--every", type=int, default=1, help="compile every so-manieth point of a sweep, other ones for each device")
 
 
 def pytest_generate_tests(metafunc):
     if "simulated" in metafunc.fixturenames:
         devices = [device_info(name) for name in metafunc.config.getoption("--devices", "a100").split(",")]
         metafunc.parametrize("simulated", devices, ids=lambda device: device.name)
+
+
+@pytest.fixture
+def every(request):
+    """Of how many points of a sweep one is compiled for a device."""
+    return request.config.getoption("--every", 1)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from rapid_llm.kernels.device import known_devices
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import load_target
 from rapid_llm.kernels.testing.compile_only import compile_only
@@ -51,19 +52,20 @@ def counts_of(row):
     return [name for name in names if name in contract.defaults]
 
 
-def compiled_sweep(row, device, dtype):
+def compiled_sweep(row, device, dtype, every=1):
     """The record of the row run over its contract's sweep, in the views and values of the verify cases.
 
     bfloat16 is what models run in and takes the whole sweep; float16, which compiles to the same but for conversions, and
-    float32 take every third point of it, other ones each.
+    float32 take every third point of it, other ones each. Of those, every ``every``-th is compiled, other ones for each device.
     """
     sweep = [
         sizes
         for sizes in catalog().contract(row.op).sweep
         if all(sizes[name] for name in ("num_tokens", "num_seqs") if name in sizes)
     ]
+    points = sweep[_SHARE[dtype]]
     with compile_only(device) as record:
-        for sizes in sweep[_SHARE[dtype]]:
+        for sizes in points[known_devices().index(device.name) % every :: every] or points[:1]:
             if all(limit.allows(sizes[name]) for name, limit in row.limits.items() if name in sizes):
                 load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))
         for sizes in BEYOND_THE_SWEEP.get(row.op, ()):

@@ -49,11 +49,11 @@ def _skip_unless_served(row, device):
 @pytest.mark.case("D1")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @each_native_row
-def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated):
+def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated, every):
     if dtype not in row.dtypes or not _serves(row, simulated):
         pytest.skip(f"{row.name} does not claim {dtype} on {simulated.name}")
 
-    record = compiled_sweep(row, simulated, dtype)
+    record = compiled_sweep(row, simulated, dtype, every)
 
     assert record.launches
     record.check(max_spilled=MAX_SPILLED)

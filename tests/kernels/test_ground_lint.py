@@ -10,9 +10,12 @@ from rapid_llm.kernels.testing.lint import narrow_products
 OPS = Path(rapid_llm.kernels.ops.__file__).parent
 
 # Products that cannot pass 2**31 whatever the tensors: (kernel, product) -> why.
+SHARED_OUT = ("_fp4_gemm_kernel", "_fp8_gemm_kernel", "_w4a16_gemm_kernel", "_w8a16_gemm_kernel")
 BOUNDED = {
     ("_flash_decoding_kernel", "split * split_keys"): "a number of keys of one sequence",
     ("_place_kernel", "chunk * steps"): "a number of 128 pairs, which int32 ids number",
+    **{(kernel, "split * share"): "an element of k" for kernel in SHARED_OUT},
+    **{(kernel, "split * num_tokens"): "a row of a few shares' outputs; a stride meets it in int64" for kernel in SHARED_OUT},
 }
 
 HEADER = """

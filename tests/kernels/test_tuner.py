@@ -240,8 +240,11 @@ def test_a_stored_tile_is_found_by_the_sizes_that_its_row_asks_with_and_by_those
     contract = catalog().contract(op)
     sizes = {
         **contract.defaults,
-        **{name: 64 for name in ("n", "k", "group", "d", "vocab_size", "hidden_size") if name in contract.defaults},
+        **{name: 64 for name in ("n", "k", "d", "vocab_size") if name in contract.defaults},
+        **{name: 256 for name in ("hidden_size",) if name in contract.defaults},  # whole groups of experts
     }
+    if "k" in sizes or "d" in sizes:
+        sizes |= {name: 64 for name in ("group",) if name in sizes}
     sizes |= {name: min(sizes[name], 128) for name in ("q_len", "kv_len") if name in sizes}
     asked = tuner._sizes_asked(op, load_target(tuner.native_row(op)), CPU, "float32", sizes)
     assert stored_sizes(op, asked) == stored_sizes(op, sizes)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.ops.interfaces import Sizes
 
 TOKENS = (1, 16, 64, 256, 1024, 4096, 16_384)
@@ -25,11 +26,15 @@ MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 14_336))
 MOE_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16_384)
 _MOST_KEYS = 1 << 19  # of all sequences of a decode batch: 2.1 GB of 8 heads of 128 in bf16
 PAGE_SIZE = 16
+_MOST_SEARCHED = 4 * 10**12  # operations of one call: 5 ms at the rate of an H200
 
 
 def tuning_sizes(op: str) -> list[Sizes]:
-    """The serving sizes that a search of tiles tries: all, but few of decode attention, whose one tile serves every length."""
+    """The serving sizes that a search of tiles tries: all, but few of decode attention, whose one tile serves every length, and
+    none of experts whose products take tens of milliseconds each."""
     sizes = serving_sizes(op)
+    if op.startswith("fused_moe"):
+        return [each for each in sizes if catalog().contract(op).cost(each, 2).flops <= _MOST_SEARCHED]
     if op != "flash_decoding":
         return sizes
     return [each for each in sizes if each["num_seqs"] in (1, 64) and each["kv_len"] in (1024, 8192)]

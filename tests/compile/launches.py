@@ -63,15 +63,23 @@ def compiled_sweep(row, device, dtype, every=1):
         for sizes in catalog().contract(row.op).sweep
         if all(sizes[name] for name in ("num_tokens", "num_seqs") if name in sizes)
     ]
-    points = sweep[_SHARE[dtype]]
     with compile_only(device) as record:
-        for sizes in points[known_devices().index(device.name) % every :: every] or points[:1]:
+        for sizes in _share_of(sweep[_SHARE[dtype]], device, every):
             if all(limit.allows(sizes[name]) for name, limit in row.limits.items() if name in sizes):
                 load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))
-        for sizes in BEYOND_THE_SWEEP.get(row.op, ()):
+        for sizes in _share_of(BEYOND_THE_SWEEP.get(row.op, ()), device, every):
             contract = catalog().contract(row.op)
             load_target(row)(**plain_arguments(row, contract, {**contract.defaults, **sizes}, dtype))
     return record
+
+
+def is_turn_of(device, every):
+    """Whether what is compiled for one device of ``every`` falls to this one."""
+    return known_devices().index(device.name) % every == 0
+
+
+def _share_of(points, device, every):
+    return points[known_devices().index(device.name) % every :: every] or points[:1]
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,7 +5,7 @@ import pytest
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.ops.tile_policy import forget_tiles
 from rapid_llm.kernels.testing.hazards import store_load_hazards
-from tests.compile.launches import NATIVE_ROWS, compiled_call, compiled_sweep, counts_of, each_native_row
+from tests.compile.launches import NATIVE_ROWS, compiled_call, compiled_sweep, counts_of, each_native_row, is_turn_of
 
 MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a loop; more is a tile too large
 # Kernels that may have more than one binary per tile over the token counts, with the reason.
@@ -65,8 +65,10 @@ def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated
 
 @pytest.mark.case("C1")
 @each_native_row
-def test_a_count_compiles_one_binary_per_tile(row, simulated):
+def test_a_count_compiles_one_binary_per_tile(row, simulated, every):
     _skip_unless_served(row, simulated)
+    if not is_turn_of(simulated, every):
+        pytest.skip("compiled for another device")
     for count in counts_of(row):
         binaries = {}
         for tokens in TOKEN_COUNTS:

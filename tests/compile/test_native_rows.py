@@ -115,4 +115,4 @@ def test_rows_of_a_quantiser_stand_on_axis_0(row, rows, simulated):
     for group in groups:
         for launch in compiled_call(row, simulated, "bfloat16", num_tokens=rows, k=20_480, **group):
             assert launch.grid[0] >= rows // 16
-            assert launch.grid[1:] == (1, 1)
+            assert max(launch.grid[1:]) <= 20_480 // 512  # tiles of k at most

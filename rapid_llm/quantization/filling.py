@@ -8,7 +8,7 @@ import torch
 
 from rapid_llm.errors import CheckpointError
 from rapid_llm.quantization.formats import FLOATS, Held
-from rapid_llm.quantization.packed import Packed
+from rapid_llm.quantization.packed import Packed, halves_of
 from rapid_llm.quantization.w8a8 import BLOCK, W8A8
 from rapid_llm.weights import Intake, WeightSlot
 
@@ -22,11 +22,6 @@ def codes_of(words: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 words [.., w] -> codes uint8 [.., w * 32 / bits], bits 4 or 8, the first in the lowest bits."""
     octets = words.contiguous().view(torch.uint8)
     return octets if bits == 8 else halves_of(octets)
-
-
-def halves_of(octets: torch.Tensor) -> torch.Tensor:
-    """Bytes [.., w] -> codes uint8 [.., 2w], the low half first."""
-    return torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
 
 
 def paired(codes: torch.Tensor) -> torch.Tensor:

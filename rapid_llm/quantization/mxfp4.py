@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 
 from rapid_llm.errors import CheckpointError
-from rapid_llm.quantization.filling import as_scales, halves_of, intake
+from rapid_llm.quantization.filling import as_scales, intake
 from rapid_llm.quantization.formats import Held, Read
 from rapid_llm.quantization.names import NamePatterns
 from rapid_llm.quantization.nvfp4 import E2M1
-from rapid_llm.quantization.packed import Packed, Place, Product
+from rapid_llm.quantization.packed import Packed, Place, Product, halves_of
 from rapid_llm.quantization.settings import Settings
 from rapid_llm.weights import WeightSlot
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from rapid_llm.quantization.packed import Packed, Place, Product
+from rapid_llm.quantization.packed import Packed, Place, Product, halves_of
 
 GROUP = 16
 """Elements along k that share a scale; rows of a multiple of it can be kept."""
@@ -46,7 +46,7 @@ class Nvfp4Weight(Packed):
     def numbers(self) -> torch.Tensor:
         """The values."""
         every = torch.tensor([*E2M1, *(-value for value in E2M1)], device=self.device)
-        codes = torch.stack((self.weight & 15, self.weight >> 4), 2).view(self.n, -1, GROUP)
+        codes = halves_of(self.weight).view(self.n, -1, GROUP)
         steps = self.tensors["scales"].float() * self.tensors["global_scales"][:, None]
         return (every[codes.long()] * steps[..., None]).view(self.n, self.k)
 

@@ -151,6 +151,18 @@ class Packed:
         raise NotImplementedError
 
 
+def halves_of(octets: torch.Tensor) -> torch.Tensor:
+    """Bytes [.., w] -> codes uint8 [.., 2w], the low half first."""
+    return torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
+
+
+def scaled(values: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What takes the largest magnitude along the last dimension to ``largest``, kept as a dimension of one, and values over it;
+    the scale of zeros is 0."""
+    scales = values.abs().amax(-1, keepdim=True) / largest
+    return scales, values / torch.where(scales > 0, scales, 1.0)
+
+
 def _own_order(weight: Packed) -> torch.Tensor:
     return torch.arange(weight.k, dtype=torch.int32, device=weight.device)
 
@@ -188,11 +200,9 @@ class Int8Weight(Packed):
     def round(self, start: int, values: torch.Tensor) -> None:
         """Round rows, a scale for each group."""
         groups = values.view(len(values), -1, self.group)
-        scales = groups.abs().amax(2) / 127
-        codes = (groups / torch.where(scales > 0, scales, 1.0)[..., None]).round_()
-        stop = start + len(values)
-        self.weight[start:stop] = codes.view(values.shape).to(torch.int8)
-        self.tensors["scales"].view(self.n, -1)[start:stop] = scales
+        scales, codes = scaled(groups, 127)
+        self.put_scales(start, scales[..., 0])
+        self.weight[start : start + len(values)] = codes.round_().view(values.shape).to(torch.int8)
 
 
 class Fp8Bytes(Int8Weight):
@@ -210,9 +220,8 @@ class Fp8Bytes(Int8Weight):
     def round(self, start: int, values: torch.Tensor) -> None:
         """Round rows, a scale for each group."""
         groups = values.view(len(values), -1, self.group)
-        scales = groups.abs().amax(2) / E4M3_MAX
-        self.put_scales(start, scales)
-        codes = groups / torch.where(scales > 0, scales, 1.0)[..., None]
+        scales, codes = scaled(groups, E4M3_MAX)
+        self.put_scales(start, scales[..., 0])
         self.weight[start : start + len(values)] = codes.clamp_(-E4M3_MAX, E4M3_MAX).view(values.shape).to(torch.float8_e4m3fn)
 
 
@@ -252,7 +261,7 @@ class Int4Weight(Packed):
 
     def numbers(self) -> torch.Tensor:
         """The values."""
-        codes = torch.stack((self.weight & 15, self.weight >> 4), 2).view(self.n, -1, self.group).float()
+        codes = halves_of(self.weight).view(self.n, -1, self.group).float()
         zeros = self.tensors["zeros"].float()[..., None] if "zeros" in self.tensors else 8.0
         return self._restored(((codes - zeros) * self.tensors["scales"].float()[..., None]).view(self.n, self.k))
 

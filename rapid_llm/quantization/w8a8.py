@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from rapid_llm.errors import ConfigError
-from rapid_llm.quantization.packed import E4M3_MAX, Packed, Place, Product
+from rapid_llm.quantization.packed import E4M3_MAX, Packed, Place, Product, scaled
 
 BLOCK = 128
 """Rows and columns of a matrix that share a scale where it is scaled by blocks."""
@@ -111,14 +111,6 @@ class Fp8Weight(W8A8):
         weight: Fp8Weight = cls._empty(place, n, k, by_block=by_block, static=static, experts=experts)
         return weight
 
-    def part(self, start: int, stop: int) -> Self:
-        """Views of some rows, with the scales that they have once ``settle`` has put scales together."""
-        part, scales = super().part(start, stop), self.tensors["scales"]
-        if len(scales) != self.n:
-            rows = slice(start // BLOCK, -(-stop // BLOCK)) if scales.dim() == 2 else slice(None)
-            part.tensors["scales"] = scales[rows]
-        return part
-
     def _sizes(self) -> dict[str, int]:
         return {"n": self.n, "k": self.k, "group": self.group}
 
@@ -137,9 +129,8 @@ class Fp8Weight(W8A8):
         if self.by_block:
             change = "round to a weight that is scaled by row"
             raise ConfigError("rows cannot be rounded one by one", got="scales of blocks", wanted="scales of rows", change=change)
-        scales = values.abs().amax(1, keepdim=True) / E4M3_MAX
+        scales, codes = scaled(values, E4M3_MAX)
         self.put_scales(start, scales)
-        codes = values / torch.where(scales > 0, scales, 1.0)
         self.weight[start : start + len(values)] = codes.clamp_(-E4M3_MAX, E4M3_MAX).to(self.code)
 
 
@@ -159,6 +150,6 @@ class Int8Activations(W8A8):
 
     def round(self, start: int, values: torch.Tensor) -> None:
         """Round rows, a scale each."""
-        scales = values.abs().amax(1, keepdim=True) / 127
+        scales, codes = scaled(values, self.largest)
         self.put_scales(start, scales)
-        self.weight[start : start + len(values)] = (values / torch.where(scales > 0, scales, 1.0)).round_().to(self.code)
+        self.weight[start : start + len(values)] = codes.round_().to(self.code)

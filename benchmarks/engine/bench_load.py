@@ -2,13 +2,12 @@
 
     python -m benchmarks.engine.bench_load [--gb 8] [--device cuda]
 
-A folder of random bf16 matrices in the shapes of an 8B model, in two shards, page cache warm (the first load fills it) and once
+A folder of random bf16 matrices in the shapes of an 8B model, page cache warm (the first load fills it) and once
 cold. The two floors move the same bytes with as many threads: files into host buffers and nothing more; pinned host memory to the
 device. Peak host memory is the growth of the resident set over the load.
 """
 
 import argparse
-import json
 import os
 import resource
 import tempfile
@@ -20,42 +19,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.engine.random_checkpoint import write_checkpoint
 from benchmarks.record import summary, write
 from rapid_llm.checkpoint.file_reader import FileReader
 from rapid_llm.checkpoint.safetensors import SafetensorsCheckpoint
 from rapid_llm.runtime.staging import MAX_THREADS, PIECE_BYTES, place_pieces, plan_pieces
 
-SHAPES = [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336), (4096,), (4096,)]  # of a layer
+LAYER_BYTES = 436e6  # of the 8B model
 RUNS = 5
-
-
-def write_checkpoint(folder: Path, num_bytes: int) -> None:
-    """Two shards of layers; values do not matter, their bytes differ."""
-    noise = np.random.default_rng(0).integers(0, 1 << 14, 1 << 24, dtype=np.uint16).tobytes()
-    layer_bytes = sum(2 * int(np.prod(shape)) for shape in SHAPES)
-    layers = max(2, num_bytes // layer_bytes)
-    weight_map = {}
-    for shard in range(2):
-        header, at = {}, 0
-        for layer in range(shard * layers // 2, (shard + 1) * layers // 2):
-            for i, shape in enumerate(SHAPES):
-                size = 2 * int(np.prod(shape))
-                header[f"{layer}.{i}"] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
-                at += size
-        name = f"model-{shard}.safetensors"
-        weight_map |= dict.fromkeys(header, name)
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with (folder / name).open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for start in range(0, at, len(noise)):
-                file.write(noise[: at - start])
-    config = {
-        "model_type": "llama", "vocab_size": 1, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": layers,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
 def drop_cache(folder: Path) -> None:
@@ -114,7 +85,7 @@ def main() -> None:
     device = torch.device(options.device)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        write_checkpoint(folder, int(options.gb * 1e9))
+        write_checkpoint(folder, "llama-8b", layers=max(1, round(options.gb * 1e9 / LAYER_BYTES)))
         source = SafetensorsCheckpoint(folder)
         total = sum(info.nbytes for info in source.tensors.values())
         targets = {name: torch.zeros(info.shape, dtype=torch.bfloat16, device=device) for name, info in source.tensors.items()}

@@ -5,6 +5,7 @@ What they differ in, biases, norms of q and k, and layers of experts, stands in 
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 
@@ -17,6 +18,7 @@ from rapid_llm.modules.moe import MixtureOfExperts, MixtureSizes
 from rapid_llm.modules.norm import RMSNorm
 from rapid_llm.modules.placement import Placement
 from rapid_llm.modules.rotary import Rotary
+from rapid_llm.quantization.w8a8 import Activations
 from rapid_llm.weights import Layer, WeightSlot
 
 
@@ -25,7 +27,6 @@ class LlamaLayer:
 
     def __init__(self, place: Placement, config: ModelConfig, number: int, rotary: Rotary) -> None:
         name = f"model.layers.{number}"
-        self.input_norm = RMSNorm(place, f"{name}.input_layernorm", config.hidden_size, config.rms_norm_eps)
         sizes = AttentionSizes(
             hidden_size=config.hidden_size,
             num_heads=config.num_heads,
@@ -36,24 +37,33 @@ class LlamaLayer:
             qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
         )
         self.attention = Attention(place, f"{name}.self_attn", rotary, sizes)
-        self.post_norm = RMSNorm(place, f"{name}.post_attention_layernorm", config.hidden_size, config.rms_norm_eps)
         self.mlp = _feed_forward(place, config, name, number)
+        width, eps = config.hidden_size, config.rms_norm_eps
+        feeds = self.mlp.gate_up.takes_fp8 if isinstance(self.mlp, GatedMLP) else None
+        self.input_norm = RMSNorm(place, f"{name}.input_layernorm", width, eps, reader=self.attention.qkv.takes_fp8)
+        self.post_norm = RMSNorm(place, f"{name}.post_attention_layernorm", width, eps, reader=feeds)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, pool: LayerPool, next_norm: RMSNorm
-    ) -> torch.Tensor:
+        self, x: Activations, residual: torch.Tensor, batch: ForwardBatch, pool: LayerPool, next_norm: RMSNorm
+    ) -> Activations:
         """Run the layer on ``x`` [T, hidden_size], which its input norm has seen; returns what ``next_norm`` makes of its output.
 
         ``residual`` [T, hidden_size] is brought up to date in place, and ``pool`` gets the step's K and V.
         """
         x = self.post_norm.add(self.attention(x, batch, pool), residual)
-        return next_norm.add(self.mlp(x), residual)
+        x = self.mlp(x) if isinstance(self.mlp, GatedMLP) else self.mlp(_plain(x))
+        return next_norm.add(x, residual)
 
     def weights(self) -> Iterator[WeightSlot]:
         """All four parts'."""
         parts: tuple[Layer, ...] = (self.input_norm, self.attention, self.post_norm, self.mlp)
         for part in parts:
             yield from part.weights()
+
+
+def _plain(x: Activations) -> torch.Tensor:
+    """What a norm without a reader has left."""
+    return cast("torch.Tensor", x)
 
 
 def _feed_forward(place: Placement, config: ModelConfig, name: str, number: int) -> GatedMLP | MixtureOfExperts:
@@ -101,10 +111,10 @@ class LlamaForCausalLM:
     def __call__(self, batch: ForwardBatch, pools: Sequence[LayerPool]) -> torch.Tensor:
         """Run one packed step over the per-layer ``pools``; logits [S, vocab_size] of ``batch.sampled_rows``."""
         residual = self.embedding(batch.token_ids)
-        x = self.layers[0].input_norm(residual)
+        x: Activations = self.layers[0].input_norm(residual)
         for layer, pool, next_norm in zip(self.layers, pools, self.next_norms, strict=True):
             x = layer(x, residual, batch, pool, next_norm)
-        return self.head(x, batch.sampled_rows)
+        return self.head(_plain(x), batch.sampled_rows)
 
     def weights(self) -> Iterator[WeightSlot]:
         """Every place that the checkpoint must fill."""

@@ -11,6 +11,7 @@ from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.norm import RMSNorm
 from rapid_llm.modules.placement import Placement
 from rapid_llm.modules.rotary import Rotary
+from rapid_llm.quantization.w8a8 import Activations
 from rapid_llm.weights import WeightSlot
 
 
@@ -59,9 +60,10 @@ class Attention:
         self._decode = place.kernel("flash_decoding", **heads, page_size=PAGE_SIZE)
         self._prefill = place.kernel("flashattention2_nopad", **heads, page_size=PAGE_SIZE)
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
+    def __call__(self, x: Activations, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]; writes the step's rows of ``pool``."""
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        projected = self.qkv(x)
+        heads = projected.view(len(projected), -1, self.head_dim)
         first_k, first_v = self.num_heads, self.num_heads + self.num_kv_heads
         q, k, v = heads[:, :first_k], heads[:, first_k:first_v], heads[:, first_v:]
         if self.q_norm is not None and self.k_norm is not None:
@@ -69,7 +71,7 @@ class Attention:
             self.k_norm.over(k)
         self._rope(q, k, batch.positions, self.cos_sin)
         self._write_kv(k, v, batch.slot_mapping, k_pool=pool.k, v_pool=pool.v)
-        attended = x.new_empty(x.shape[0], self.num_heads * self.head_dim)
+        attended = projected.new_empty(len(projected), self.num_heads * self.head_dim)
         self._attend(q, pool, batch, attended.view(q.shape))
         return self.out(attended)
 

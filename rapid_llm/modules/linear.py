@@ -6,6 +6,7 @@ import torch
 
 from rapid_llm.modules.placement import Placement
 from rapid_llm.quantization.packed import Packed
+from rapid_llm.quantization.w8a8 import Activations, Fp8Weight, RoundedRows
 from rapid_llm.weights import WeightSlot
 
 
@@ -33,15 +34,22 @@ class Linear:
         else:
             self.weight = self.format.empty(place, self.out_features, in_features)
             self._product = self.weight.product(place)
+        self._dtype = place.dtype
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_features] -> [T, out_features], in the dtype of ``x``."""
-        out = x.new_empty(x.shape[0], self.out_features)
+    def __call__(self, x: Activations) -> torch.Tensor:
+        """[T, in_features] -> [T, out_features], in the compute dtype."""
+        rows = x.codes if isinstance(x, RoundedRows) else x
+        out = rows.new_empty(len(rows), self.out_features, dtype=self._dtype)
         if isinstance(self.weight, Packed):
             self._product(x, out, self.bias)
         else:
-            self._gemm(x, self.weight, out=out, bias=self.bias)
+            self._gemm(rows, self.weight, out=out, bias=self.bias)
         return out
+
+    @property
+    def takes_fp8(self) -> Fp8Weight | None:
+        """The weight, if it multiplies e4m3 activations whose scales are measured: what comes before may round them."""
+        return self.weight if isinstance(self.weight, Fp8Weight) and self.weight.x_scale is None else None
 
     def weights(self) -> Iterator[WeightSlot]:
         """The stacked parts."""

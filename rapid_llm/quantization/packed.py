@@ -11,8 +11,8 @@ from rapid_llm.errors import CheckpointError
 E4M3_MAX = 448.0
 """The largest number in e4m3."""
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None]
-"""Writes x @ weight.T (+ bias) into ``out``, given (x, out, bias)."""
+Product = Callable[[Any, torch.Tensor, torch.Tensor | None], None]
+"""Writes x @ weight.T (+ bias) into ``out``, given (x, out, bias); x is a tensor [num_tokens, k], or what w8a8 says beside it."""
 
 
 class Place(Protocol):

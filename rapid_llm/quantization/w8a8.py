@@ -1,5 +1,6 @@
 """Weights of one byte whose products round the activations to one byte too, so that the matrix units multiply bytes."""
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -9,6 +10,23 @@ from rapid_llm.quantization.packed import E4M3_MAX, Packed, Place, Product, scal
 
 BLOCK = 128
 """Rows and columns of a matrix that share a scale where it is scaled by blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedRows:
+    """Activations that the op before a product has rounded already.
+
+    Attributes:
+        codes: [num_tokens, k], of the product's one-byte dtype.
+        scales: fp32 [num_tokens], or [num_tokens, ceil(k / 128)].
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+
+Activations = torch.Tensor | RoundedRows
+"""What a layer may hand to the next one."""
 
 
 class W8A8(Packed):
@@ -71,19 +89,26 @@ class W8A8(Packed):
         """Round, then multiply."""
         by_k = {name: size for name, size in self._sizes().items() if name != "n"}
         quantise, gemm = place.kernel(self.quantiser, **by_k), place.kernel(self.gemm, **self._sizes())
-        weight, groups = self.weight, -(-self.k // self.group)
+        weight = self.weight
 
-        def multiply(x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-            codes = torch.empty_like(x, dtype=self.code)
-            if self.x_scale is not None:
-                scales = self.x_scale
-                quantise(x, out=codes, scales=scales, static=True)
+        def multiply(x: Activations, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+            if isinstance(x, torch.Tensor):
+                rows = self.room(len(x))
+                quantise(x, out=rows.codes, scales=rows.scales, static=self.x_scale is not None)
             else:
-                scales = x.new_empty((len(x),) if groups == 1 else (len(x), groups), dtype=torch.float32)
-                quantise(x, out=codes, scales=scales)
-            gemm(codes, weight, scales, self.tensors["scales"], out=out, bias=bias)
+                rows = x
+            gemm(rows.codes, weight, rows.scales, self.tensors["scales"], out=out, bias=bias)
 
         return multiply
+
+    def room(self, num_tokens: int) -> RoundedRows:
+        """Where so many rows of activations are rounded to: with the one scale that all have, if there is one."""
+        codes = torch.empty(num_tokens, self.k, dtype=self.code, device=self.device)
+        groups = -(-self.k // self.group)
+        scales = self.x_scale
+        if scales is None:
+            scales = torch.empty((num_tokens,) if groups == 1 else (num_tokens, groups), device=self.device)
+        return RoundedRows(codes, scales)
 
     def numbers(self) -> torch.Tensor:
         """The values."""

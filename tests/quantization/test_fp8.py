@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from rapid_llm import CheckpointError
+from rapid_llm.modules.mlp import GatedMLP
+from rapid_llm.modules.norm import RMSNorm
 from rapid_llm.modules.placement import Placement
 from rapid_llm.quantization.checkpoint import checkpoint_formats
+from rapid_llm.quantization.fp8 import Fp8
 from rapid_llm.quantization.packed import Fp8Bytes
-from rapid_llm.quantization.w8a8 import Fp8Weight
+from rapid_llm.quantization.w8a8 import Fp8Weight, RoundedRows
 from tests import reference
 from tests.quantization import writers
 from tests.quantization.layers import CPU, FILE, fill, load_layer, named, table_of
@@ -161,6 +164,31 @@ def test_scales_that_are_powers_of_two_in_a_byte_are_read():
     _, loaded = load_layer(BLOCKS | {"scale_fmt": "ue8m0"}, tensors, 256, 256)
     wide = (2.0**bits).repeat_interleave(128, 0).repeat_interleave(128, 1)
     assert torch.equal(loaded.numbers(), tensors["weight"].float() * wide)
+
+
+class RoundedByRow:
+    """Every layer is e4m3, with a scale a row."""
+
+    def of(self, names, k):
+        return Fp8("channel", "dynamic")
+
+
+def test_what_comes_before_a_product_of_e4m3_rounds_as_the_product_would_have():
+    place = Native(CPU.info, CPU.device, CPU.dtype, RoundedByRow())
+    mlp = GatedMLP(place, "mlp", 256, 384, bias=False)
+    norm, plain = (RMSNorm(place, "norm", 256, 1e-5, reader=reader) for reader in (mlp.gate_up.takes_fp8, None))
+    norm.weight.copy_(plain.weight.copy_(torch.rand(256)))
+    for layer in mlp.linears:
+        layer.weight.round(0, torch.randn(layer.weight.n, layer.weight.k))
+    x, residual = torch.randn(5, 256), torch.randn(5, 256)
+
+    rounded = norm.add(x.clone(), residual.clone())
+    inner = torch.nn.functional.silu(mlp.gate_up(rounded)[:, :384]) * mlp.gate_up(rounded)[:, 384:]
+
+    assert isinstance(rounded, RoundedRows)
+    assert torch.equal(mlp.gate_up(rounded), mlp.gate_up(plain.add(x.clone(), residual.clone())))
+    assert torch.equal(mlp(rounded), mlp.down(inner))
+    assert "swiglu" not in {question.op for question in place.questions}
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,9 @@ def _weight_only(sizes: Sizes) -> Iterator[Tile]:
         return
     if tokens <= 64:
         block_m = _power(tokens, 16, 64)
-        wide = [(block_m, 32, 4)] if block_m == 16 else [(block_m, 128, 4), (block_m, 128, 8)]
-        for _, block_n, warps in ((block_m, 32, 2), (block_m, 64, 4), *wide):
+        # Two warps have no warpgroup product: theirs takes both operands from registers.
+        wide = [(32, 4)] if block_m == 16 else [(128, 4), (128, 8)] if block_m == 32 else [(64, 2), (128, 4), (128, 8), (256, 8)]
+        for block_n, warps in ((32, 2), (64, 4), *wide):
             for split in (1, 2, 4):
                 for stages in (2, 3) if block_m == 64 else (3, 4):
                     yield Tile(block_m, block_n, max(128, least), split, num_warps=warps, num_stages=stages)

@@ -238,48 +238,33 @@ def _fp8_gemm_kernel(
     weight_offsets = cols64[:, None] * weight_stride + inner[None, :]  # [N, K]
     x_scales_ptrs = x_scales_ptr + rows64 * x_scales_stride
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), tl.float32)
-    share = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K)  # steps of a program
-    first_step = split * share
-    if OUTPUTS == 0:
-        IMPRECISE: tl.constexpr = BLOCK_K if BLOCK_K < 128 else 128  # of k, summed as the matrix instruction does it
-        for start in range(first_step * BLOCK_K, tl.minimum((first_step + share) * BLOCK_K, k), BLOCK_K):
-            x = _load_step(x_ptr + start + x_offsets, row_mask, start + inner, k, EVEN_K)
-            weight = _load_step(weight_ptr + start + weight_offsets, col_mask, start + inner, k, EVEN_K)
+    share = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
+    weight_scales_ptrs = weight_scales_ptr + (cols64 if OUTPUTS <= 1 else cols64 // OUTPUTS) * weight_scales_stride
+    if OUTPUTS >= BLOCK_N:  # one scale for all outputs of the program, which is a number then
+        weight_scales_ptrs = weight_scales_ptr + ((within // group_m) * BLOCK_N // OUTPUTS).to(tl.int64) * weight_scales_stride
+    for start in range(split * share, tl.minimum(split * share + share, k), BLOCK_K):
+        x = _load_step(x_ptr + start + x_offsets, row_mask, start + inner, k, EVEN_K)
+        weight = _load_step(weight_ptr + start + weight_offsets, col_mask, start + inner, k, EVEN_K)
+        if OUTPUTS == 0:
+            IMPRECISE: tl.constexpr = BLOCK_K if BLOCK_K < 128 else 128  # of k, summed as the matrix instruction does it
             if SWAPPED:
                 acc = tl.dot(weight, tl.trans(x), acc, max_num_imprecise_acc=IMPRECISE)
             else:
                 acc = tl.dot(x, tl.trans(weight), acc, max_num_imprecise_acc=IMPRECISE)
-        if SWAPPED:
-            acc = tl.trans(acc)
+        else:
+            of_x = tl.load(x_scales_ptrs + start // BLOCK_K * x_scales_stride_k, mask=row_mask, other=0.0)
+            if OUTPUTS >= BLOCK_N:
+                of_x *= tl.load(weight_scales_ptrs + start // BLOCK_K * weight_scales_stride_k)
+            product = tl.dot(weight, tl.trans(x)) * of_x[None, :] if SWAPPED else tl.dot(x, tl.trans(weight)) * of_x[:, None]
+            if OUTPUTS < BLOCK_N:
+                of_weight = tl.load(weight_scales_ptrs + start // BLOCK_K * weight_scales_stride_k, mask=col_mask, other=0.0)
+                product *= of_weight[:, None] if SWAPPED else of_weight[None, :]
+            acc += product
+    if SWAPPED:
+        acc = tl.trans(acc)
+    if OUTPUTS == 0:
         acc *= tl.load(x_scales_ptrs, mask=row_mask, other=0.0)[:, None]
-        acc *= tl.load(weight_scales_ptr + cols64 * weight_scales_stride, mask=col_mask, other=0.0)[None, :]
-    else:
-        groups = tl.cdiv(k, BLOCK_K)
-        SHARED: tl.constexpr = OUTPUTS >= BLOCK_N  # one scale for all outputs of the program, which is a number then
-        first = (within // group_m) * BLOCK_N // OUTPUTS
-        weight_scales_ptrs = weight_scales_ptr + (first.to(tl.int64) if SHARED else cols64 // OUTPUTS) * weight_scales_stride
-        weight_scales_mask = None if SHARED else col_mask
-        # Three steps ahead: a step of few tokens is over before a scale has come from memory.
-        x0 = _load_scales(x_scales_ptrs, x_scales_stride_k, row_mask, first_step, groups)
-        x1 = _load_scales(x_scales_ptrs, x_scales_stride_k, row_mask, first_step + 1, groups)
-        x2 = _load_scales(x_scales_ptrs, x_scales_stride_k, row_mask, first_step + 2, groups)
-        weight0 = _load_scales(weight_scales_ptrs, weight_scales_stride_k, weight_scales_mask, first_step, groups)
-        weight1 = _load_scales(weight_scales_ptrs, weight_scales_stride_k, weight_scales_mask, first_step + 1, groups)
-        weight2 = _load_scales(weight_scales_ptrs, weight_scales_stride_k, weight_scales_mask, first_step + 2, groups)
-        for group in range(first_step, tl.minimum(first_step + share, groups)):
-            x3 = _load_scales(x_scales_ptrs, x_scales_stride_k, row_mask, group + 3, groups)
-            weight3 = _load_scales(weight_scales_ptrs, weight_scales_stride_k, weight_scales_mask, group + 3, groups)
-            start = group * BLOCK_K
-            x = _load_step(x_ptr + start + x_offsets, row_mask, start + inner, k, EVEN_K)
-            weight = _load_step(weight_ptr + start + weight_offsets, col_mask, start + inner, k, EVEN_K)
-            if SWAPPED:
-                acc += tl.dot(weight, tl.trans(x)) * x0[None, :] * (weight0 if SHARED else weight0[:, None])
-            else:
-                acc += tl.dot(x, tl.trans(weight)) * x0[:, None] * (weight0 if SHARED else weight0[None, :])
-            x0, x1, x2 = x1, x2, x3
-            weight0, weight1, weight2 = weight1, weight2, weight3
-        if SWAPPED:
-            acc = tl.trans(acc)
+        acc *= tl.load(weight_scales_ptrs, mask=col_mask, other=0.0)[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
     out_ptrs = out_ptr + (split * num_tokens + rows64)[:, None] * out_stride + cols[None, :]
@@ -291,10 +276,3 @@ def _load_step(pointers, mask, inner, k, EVEN_K: tl.constexpr):
     """Rows of one step of k; 0 past k and past the last row."""
     inside = mask[:, None] if EVEN_K else mask[:, None] & (inner < k)[None, :]
     return tl.load(pointers, mask=inside, other=0.0)
-
-
-@triton.jit
-def _load_scales(pointers, stride, mask, group, groups):
-    """The scales of one group of k, or those of the last one again, which nobody uses."""
-    pointers += tl.minimum(group, groups - 1).to(tl.int64) * stride
-    return tl.load(pointers) if mask is None else tl.load(pointers, mask=mask, other=0.0)

@@ -1,0 +1,80 @@
+"""How many tokens a second does an engine decode at a batch, and how far is a step from reading the weights once?
+
+    python -m benchmarks.engine.bench_decode --model qwen3-0.6b [--batch 1,8,64,256] [--folder /tmp] [--option quantize=fp8]
+
+Random weights in the shape of a model, prompts of 128 random ids, 128 new ids each, greedy. Decode time is that of a whole run
+less that of the prompts alone.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.engine.random_checkpoint import CONFIGS, write_checkpoint
+from benchmarks.record import summary, write
+from rapid_llm import LLM, SamplingParams
+
+PROMPT, NEW, RUNS = 128, 128, 3
+
+
+def main() -> None:
+    """Measure, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(CONFIGS), default="qwen3-0.6b")
+    parser.add_argument("--layers", type=int, help="fewer layers than the model has")
+    parser.add_argument("--batch", default="1,8,64,256")
+    parser.add_argument("--folder", help="where the checkpoint is written for the run (default: the system's temporary folder)")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="a setting of LLM")
+    options = parser.parse_args()
+    batches = [int(each) for each in options.batch.split(",")]
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        num_bytes = write_checkpoint(Path(name), options.model, layers=options.layers)
+        start = time.perf_counter()
+        llm = LLM(name, max_model_len=4096, max_num_seqs=max(batches), **_settings(options.option))
+        results: dict[str, Any] = {"model": options.model, "layers": options.layers, "GB": num_bytes / 1e9}
+        results["seconds to load"] = time.perf_counter() - start
+    for batch in batches:
+        results[f"batch {batch}"] = decode(llm, batch)
+    if torch.cuda.is_available():
+        results["GB allocated"] = torch.cuda.max_memory_allocated() / 1e9
+    for key, value in results.items():
+        print(f"{key:<18} {value}", flush=True)
+    print(f"written to {write('decode_cuda' if torch.cuda.is_available() else 'decode_cpu', results)}")
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        found[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
+    return found
+
+
+def decode(llm: LLM, batch: int) -> dict[str, Any]:
+    """Tokens/s of all sequences together, and the time of a step."""
+    draw = random.Random(batch)
+    vocab = 100_000  # below that of every model here
+    rates, steps = [], []
+    for run in range(RUNS + 1):
+        prompts = [[draw.randrange(vocab) for _ in range(PROMPT)] for _ in range(batch)]
+        prompts_alone = _seconds(llm, prompts, 1)
+        took = _seconds(llm, [[*prompt[1:], prompt[0]] for prompt in prompts], NEW + 1) - prompts_alone
+        if run:
+            rates.append(batch * NEW / took)
+            steps.append(1e3 * took / NEW)
+    return {"tokens/s": summary(rates), "ms a step": summary(steps)}
+
+
+def _seconds(llm: LLM, prompts: list[list[int]], new: int) -> float:
+    start = time.perf_counter()
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True))
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

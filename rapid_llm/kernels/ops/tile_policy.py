@@ -448,24 +448,24 @@ def _fp8_gemm(room: _Room, sizes: Sizes) -> Tile:
 
     Few rows: k is shared out among programs until there are many.
     """
-    tile = _byte_product(room, sizes, widest=128)
+    tile = _byte_product(room, sizes, widest=128, step=128)
     programs = -(-sizes["num_tokens"] // (tile.BLOCK_M or 1)) * -(-sizes["n"] // (tile.BLOCK_N or 1))
     return replace(tile, SPLIT_K=_splits(sizes["num_tokens"], programs, sizes["k"], tile.BLOCK_K or 1))
 
 
 def _int8_gemm(room: _Room, sizes: Sizes) -> Tile:
     """See _byte_product."""
-    return _byte_product(room, sizes, widest=256)
+    return _byte_product(room, sizes, widest=256, step=256)
 
 
-def _byte_product(room: _Room, sizes: Sizes, widest: int) -> Tile:
-    """Few rows: the weight is streamed, BLOCK_M at its least, BLOCK_N the least of a warpgroup product, BLOCK_K long. Many rows:
-    square tiles, up to ``widest`` outputs on Hopper. BLOCK_K is the group where k has several."""
+def _byte_product(room: _Room, sizes: Sizes, widest: int, step: int) -> Tile:
+    """Few rows: the weight is streamed, BLOCK_M at its least, BLOCK_N the least of a warpgroup product, BLOCK_K ``step`` on a
+    Hopper. Many rows: square tiles, up to ``widest`` outputs there. BLOCK_K is the group where k has several."""
     tokens, n, k = (max(sizes[name], low) for name, low in (("num_tokens", _SMALLEST_BLOCK), ("n", _SMALLEST_BLOCK), ("k", 32)))
     wide = room.tier is TileTier.HOPPER_UP
     grouped = sizes.get("group", k) < k
     if tokens <= 64:
-        block_m, block_n, block_k = tokens, 64 if wide or n > 4096 else 32, 256 if wide and not grouped else 128
+        block_m, block_n, block_k = tokens, 64 if wide or n > 4096 else 32, step if wide and not grouped else 128
     else:
         shapes = ((128, widest), (128, 128)) if wide else ((128, 128),)
         enough = (shape for shape in shapes if -(-tokens // shape[0]) * -(-n // shape[1]) >= _FEW_PROGRAMS)
@@ -583,13 +583,15 @@ def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
     """
     tokens, n, k = (max(sizes[name], _SMALLEST_BLOCK) for name in ("num_tokens", "n", "k"))
     if sizes["num_tokens"] <= 1:
-        return Tile(1, 4, max(min(1024, k), group, room.block_k_multiple), num_warps=1)
+        few = n <= 8192 and room.itemsize < 4  # then more of each is in flight
+        block_n, block_k, warps = (8, 2048, 4) if few else (4, 1024, 1)
+        return Tile(1, block_n, max(min(block_k, k), group, room.block_k_multiple), num_warps=warps)
     if room.itemsize == 4:
         block_m, block_n, block_k = min(tokens, 32), 32, 64
     elif tokens <= 64:
-        block_m, block_n, block_k = tokens, 32 if n <= 4096 else 64, 256 if tokens <= 32 else 128
+        block_m, block_n, block_k = (tokens, 64, 256) if tokens <= 32 else (tokens, 128, 128)
     else:
-        block_m, block_k = room.pick(pre_hopper=64, hopper_up=128), 128
+        block_m, block_k = room.pick(pre_hopper=64, hopper_up=128), room.pick(pre_hopper=128, hopper_up=64)
         block_n = 128 if -(-tokens // block_m) * -(-n // 128) >= _FEW_PROGRAMS else 64
     block_n, block_k = min(block_n, n), max(min(block_k, k), group, room.block_k_multiple)
     while True:
@@ -599,7 +601,7 @@ def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
             break
         block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
     large = block_m * block_n >= room.pick(pre_hopper=64, hopper_up=128) * 64  # before Hopper x, too, lies in registers
-    warps = 8 if large else 4 if room.itemsize == 4 else min(block_n // 16, 4)
+    warps = 8 if large else 4 if room.itemsize == 4 else min(block_n // 16, 8)
     splits = _splits(tokens, -(-tokens // block_m) * -(-n // block_n), k, block_k)
     return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
 

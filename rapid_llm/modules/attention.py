@@ -76,17 +76,14 @@ class Attention:
         return self.out(attended)
 
     def _attend(self, q: torch.Tensor, pool: LayerPool, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """q, out: [T, num_heads, head_dim]; decode rows first, then prefill rows."""
-        decodes, table, rows, lens = batch.num_decodes, batch.page_table, batch.table_rows, batch.seq_lens
+        """q, out: [T, num_heads, head_dim]. Decodes first: rows of ``out`` that are none of theirs get zeros, or a chunk's values."""
+        decodes, pools, table = batch.num_decodes, (pool.k, pool.v), batch.page_table
         scale = {"page_size": PAGE_SIZE, "sm_scale": self.sm_scale}
-        if not batch.max_seqlen_q:
-            self._decode(q, pool.k, pool.v, table, rows, lens, out=out, **scale)
-            return
         if decodes:
-            self._decode(q[:decodes], pool.k, pool.v, table, rows[:decodes], lens[:decodes], out=out[:decodes], **scale)
-            q, out, rows, lens = q[decodes:], out[decodes:], rows[decodes:], lens[decodes:]
-        bounds, longest = batch.cu_seqlens_q, batch.max_seqlen_q
-        self._prefill(q, pool.k, pool.v, table, rows, bounds, lens, out=out, max_seqlen_q=longest, **scale)
+            self._decode(q[:decodes], *pools, table, batch.decode_rows, batch.decode_lens, out=out[:decodes], **scale)
+        if batch.longest_chunk:
+            chunks = (batch.chunk_rows, batch.chunk_bounds, batch.chunk_lens)
+            self._prefill(q, *pools, table, *chunks, out=out, max_seqlen_q=batch.longest_chunk, **scale)
 
     def weights(self) -> Iterator[WeightSlot]:
         """Both projections', and those of the norms of q and k where there are any."""

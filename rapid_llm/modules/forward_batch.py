@@ -15,15 +15,16 @@ class LayerPool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """T packed tokens of D decodes (one token each, first) and P prefill chunks, all indices int32 on the device.
+    """T packed tokens: decodes, one token each, then P prefill chunks, then padding. All indices int32 on the device.
+
+    D is the number of decodes, or more: those that are none have 0 keys. Their rows may be a chunk's, which is attended after.
 
     Attributes:
-        token_ids, positions, slot_mapping: [T]; slot_mapping is the pool row that the token's K and V go to.
-        num_decodes: D.
-        table_rows: [D + P] row of each sequence in ``page_table``.
-        seq_lens: [D + P] keys of each sequence, this step's included.
-        cu_seqlens_q: [P + 1] bounds of the prefill chunks, from the first prefill token.
-        max_seqlen_q: longest prefill chunk, on the host; 0 without one.
+        token_ids, positions, slot_mapping: [T]; slot_mapping is the pool row that the token's K and V go to, -1 for none.
+        decode_rows, decode_lens: [D] row of each decode in ``page_table``, and its keys, this step's included.
+        chunk_rows, chunk_lens: [P] the same of each prefill chunk.
+        chunk_bounds: [P + 1] where chunks begin and end among the packed tokens.
+        longest_chunk: tokens that no chunk has more of, on the host; 0 without one.
         page_table: [slots, pages] of the whole engine.
         sampled_rows: [S] packed index of each token whose successor is sampled.
     """
@@ -31,10 +32,16 @@ class ForwardBatch:
     token_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    num_decodes: int
-    table_rows: torch.Tensor
-    seq_lens: torch.Tensor
-    cu_seqlens_q: torch.Tensor
-    max_seqlen_q: int
+    decode_rows: torch.Tensor
+    decode_lens: torch.Tensor
+    chunk_rows: torch.Tensor
+    chunk_lens: torch.Tensor
+    chunk_bounds: torch.Tensor
+    longest_chunk: int
     page_table: torch.Tensor
     sampled_rows: torch.Tensor
+
+    @property
+    def num_decodes(self) -> int:
+        """D."""
+        return self.decode_rows.shape[0]

@@ -1,5 +1,6 @@
 """StepPlan -> ForwardBatch: every index tensor of a step, computed with numpy and sent in one copy."""
 
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -8,7 +9,38 @@ import torch
 from rapid_llm.config import PAGE_SIZE, ResolvedConfig
 from rapid_llm.modules.forward_batch import ForwardBatch
 from rapid_llm.modules.placement import Placement
-from rapid_llm.step import StepPlan
+from rapid_llm.step import PageUpdate, StepPlan
+
+Ints = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """What the host knows of a step, int32: as ForwardBatch, and who samples.
+
+    Attributes:
+        held, held_slots: packed indices of tokens whose id the device holds, and the slots that it holds them for.
+        sampled_slots, sampled_positions: [S] whose token is sampled, and the position that it will have.
+    """
+
+    token_ids: Ints
+    positions: Ints
+    slot_mapping: Ints
+    decode_rows: Ints
+    decode_lens: Ints
+    chunk_rows: Ints
+    chunk_lens: Ints
+    chunk_bounds: Ints
+    sampled_rows: Ints
+    sampled_slots: Ints
+    sampled_positions: Ints
+    held: Ints
+    held_slots: Ints
+
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens of the longest chunk; 0 without one."""
+        return int(np.diff(self.chunk_bounds).max(initial=0))
 
 
 class BatchBuilder:
@@ -25,18 +57,17 @@ class BatchBuilder:
         self._mirror = np.zeros(shape, dtype=np.int32)
         self._update_index = place.kernel("update_kv_index")
 
-    def build(self, plan: StepPlan, last_ids: torch.Tensor) -> ForwardBatch:
-        """Apply the plan's page updates and make its tensors.
+    def add_pages(self, updates: list[PageUpdate]) -> None:
+        """Enter new pages into the table."""
+        if not updates:
+            return
+        pages = np.array([(update.slot, update.column, update.page) for update in updates], dtype=np.int32)
+        self._mirror[pages[:, 0], pages[:, 1]] = pages[:, 2]
+        self._update_index(self.page_table, *to_device(tuple(pages.T), self.device))
 
-        Args:
-            plan: decodes and prefills, in the order of the packed tokens.
-            last_ids: [max_num_seqs] int32, the id sampled last in each slot, for chunks whose id the device holds.
-        """
-        pages = np.array([(update.slot, update.column, update.page) for update in plan.pages], dtype=np.int32).reshape(-1, 3)
-        if plan.pages:
-            self._mirror[pages[:, 0], pages[:, 1]] = pages[:, 2]
-
-        chunks = plan.chunks
+    def arrays(self, plan: StepPlan) -> StepArrays:
+        """The indices of a step whose pages are in the table."""
+        chunks, num_decodes = plan.chunks, len(plan.decodes)
         slots = np.array([chunk.slot for chunk in chunks], dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int32)
@@ -44,40 +75,51 @@ class BatchBuilder:
         token_ids = np.fromiter(chain.from_iterable(chunk.token_ids or (0,) for chunk in chunks), np.int32, count=int(ends[-1]))
         positions = np.arange(ends[-1], dtype=np.int32) - np.repeat(ends - lengths - starts, lengths)
         rows = self._mirror[np.repeat(slots, lengths), positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-        num_decodes = len(plan.decodes)
-        prefill_lengths = lengths[num_decodes:]
-        bounds = np.concatenate(([0], np.cumsum(prefill_lengths))).astype(np.int32)
-        sampled = np.array([end - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.samples], dtype=np.int32)
+        num_keys = starts + lengths
+        samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
         # Only single tokens can be on the device, and they come first in the packed order.
         held = np.array([i for i, chunk in enumerate(plan.decodes) if not chunk.token_ids], dtype=np.int32)
-
-        parts = (token_ids, positions, rows, slots, starts + lengths, bounds, sampled, held, slots[held], *pages.T)
-        sent = self._send(parts)
-        if plan.pages:
-            self._update_index(self.page_table, *sent[9:])
-        ids = sent[0]
-        if len(held):
-            ids[sent[7]] = last_ids[sent[8]]
-        return ForwardBatch(
-            token_ids=ids,
-            positions=sent[1],
-            slot_mapping=sent[2],
-            num_decodes=num_decodes,
-            table_rows=sent[3],
-            seq_lens=sent[4],
-            cu_seqlens_q=sent[5],
-            max_seqlen_q=int(prefill_lengths.max()) if len(prefill_lengths) else 0,
-            page_table=self.page_table,
-            sampled_rows=sent[6],
+        return StepArrays(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=rows,
+            decode_rows=slots[:num_decodes],
+            decode_lens=num_keys[:num_decodes],
+            chunk_rows=slots[num_decodes:],
+            chunk_lens=num_keys[num_decodes:],
+            chunk_bounds=np.concatenate(([num_decodes], ends[num_decodes:])).astype(np.int32),
+            sampled_rows=ends[samples] - 1,
+            sampled_slots=slots[samples],
+            sampled_positions=num_keys[samples],
+            held=held,
+            held_slots=slots[held],
         )
 
-    def _send(self, parts: tuple[np.ndarray, ...]) -> list[torch.Tensor]:
-        """All parts in one host-to-device copy; views of it, each on a 16-byte boundary as kernels like it."""
-        padded = [len(part) + -len(part) % 4 for part in parts]
-        packed = torch.zeros(sum(padded), dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        views, start = packed.numpy(), 0
-        for part, size in zip(parts, padded, strict=True):
-            views[start : start + len(part)] = part
-            start += size
-        on_device = torch.split(packed.to(self.device, non_blocking=True), padded)
-        return [view[: len(part)] for view, part in zip(on_device, parts, strict=True)]
+    def build(self, step: StepArrays, last_ids: torch.Tensor) -> ForwardBatch:
+        """A step's tensors, as long as it is.
+
+        Args:
+            step: its indices.
+            last_ids: [max_num_seqs] int32, the id sampled last in each slot, for chunks whose id the device holds.
+        """
+        names = (
+            "token_ids", "positions", "slot_mapping", "decode_rows", "decode_lens", "chunk_rows", "chunk_lens", "chunk_bounds",
+            "sampled_rows", "held", "held_slots",
+        )  # fmt: skip
+        sent = dict(zip(names, to_device(tuple(getattr(step, name) for name in names), self.device), strict=True))
+        held, held_slots = sent.pop("held"), sent.pop("held_slots")
+        if len(step.held):
+            sent["token_ids"][held] = last_ids[held_slots]
+        return ForwardBatch(**sent, longest_chunk=step.longest_chunk, page_table=self.page_table)
+
+
+def to_device(parts: tuple[Ints, ...], device: torch.device) -> list[torch.Tensor]:
+    """All parts in one host-to-device copy; views of it, each on a 16-byte boundary as kernels like it."""
+    padded = [len(part) + -len(part) % 4 for part in parts]
+    packed = torch.zeros(sum(padded), dtype=torch.int32, pin_memory=device.type == "cuda")
+    views, start = packed.numpy(), 0
+    for part, size in zip(parts, padded, strict=True):
+        views[start : start + len(part)] = part
+        start += size
+    on_device = torch.split(packed.to(device, non_blocking=True), padded)
+    return [view[: len(part)] for view, part in zip(on_device, parts, strict=True)]

@@ -172,6 +172,19 @@ def test_a_sequence_without_queries_is_skipped_and_padding_rows_keep_what_they_h
     assert (out[9:] == 7.0).all()
 
 
+@each_row_of("flashattention2_nopad")
+@pytest.mark.parametrize("lead", [1, 3, 130], ids=str)
+def test_rows_before_the_first_chunk_keep_what_they_hold(flashattention2_nopad, lead, device):
+    keys = PagedKeys([70, 20, 4], 1, 64, device)
+    q = queries(lead + 33 + 20 + 4, 2, 64, device)
+    out = torch.full_like(q, 7.0)
+    arguments = {**keys.arguments(), "seq_lens": int32(keys.lengths, device), "sm_scale": 0.125}
+    bounds = int32([lead, lead + 33, lead + 53, lead + 57], device)
+    flashattention2_nopad(q, **arguments, cu_seqlens_q=bounds, out=out, max_seqlen_q=len(q))
+    assert_attended(out[lead:], prefill(reference.flashattention2_nopad, keys, q[lead:], [33, 20, 4], scale=0.125))
+    assert (out[:lead] == 7.0).all()
+
+
 @each_row_of("flash_decoding")
 @pytest.mark.parametrize("lengths", [[0], [0, 0], [3, 0, 20], [0, 1]], ids=str)
 def test_padding_writes_zeros_and_reads_neither_table_nor_pool(flash_decoding, lengths, device):
@@ -350,7 +363,7 @@ def test_the_fallback_refuses_lengths_that_a_launch_could_not_read(changes, devi
     "changes",
     [
         pytest.param({"page_table": lambda table: table[:, :1]}, id="more-keys-than-columns"),
-        pytest.param({"cu_seqlens_q": lambda ends: ends + 1}, id="first-offset-not-0"),
+        pytest.param({"cu_seqlens_q": lambda ends: ends - 1}, id="first-offset-below-0"),
         pytest.param({"cu_seqlens_q": lambda ends: ends.flip(0)}, id="falling-offsets"),
         pytest.param({"cu_seqlens_q": lambda ends: ends * 3}, id="offsets-past-the-tokens"),
         pytest.param({"seq_lens": lambda lengths: lengths - 30}, id="more-queries-than-keys"),
@@ -463,13 +476,12 @@ def test_decode_reads_seventy_thousand_cached_tokens_through_a_strided_view(flas
 
 @pytest.mark.case("B1")
 @each_native_row_of("flashattention2_nopad")
-@pytest.mark.parametrize("limit", [1, 4, 6, 7], ids=str)
-def test_sequences_and_heads_past_the_limit_of_an_axis_go_on_the_next(flashattention2_nopad, limit, device, monkeypatch):
-    monkeypatch.setattr(module_of(flashattention2_nopad), "_MAX_GRID", limit)
-    keys = PagedKeys([150, 9, 20], 1, 64, device)
-    q = queries(140 + 9 + 5, 2, 64, device)
-    expected = prefill(reference.flashattention2_nopad, keys, q, [140, 9, 5])
-    assert_attended(prefill(flashattention2_nopad, keys, q, [140, 9, 5]), expected)
+def test_a_prefill_of_more_sequences_and_heads_than_an_axis_counts_is_one_axis(flashattention2_nopad, device, monkeypatch):
+    monkeypatch.setattr(module_of(flashattention2_nopad), "_SEQS", 2)
+    keys = PagedKeys([150, 0, 9, 20, 0, 3, 40], 1, 64, device)
+    q_lens = [140, 0, 9, 5, 0, 0, 33]
+    q = queries(sum(q_lens), 2, 64, device)
+    assert_attended(prefill(flashattention2_nopad, keys, q, q_lens), prefill(reference.flashattention2_nopad, keys, q, q_lens))
 
 
 UNSERVED = [

@@ -15,7 +15,7 @@ def flashattention2_nopad(
     page_size: int,
     sm_scale: float,
 ) -> torch.Tensor:
-    """Causal attention of packed prompts whose queries are the last of their keys: float64 [T, Hq, D], padding rows 0."""
+    """Causal attention of packed prompts whose queries are the last of their keys: float64 [T, Hq, D], nobody's rows 0."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     for sequence in range(len(table_rows)):
         start, end = int(cu_seqlens_q[sequence]), int(cu_seqlens_q[sequence + 1])

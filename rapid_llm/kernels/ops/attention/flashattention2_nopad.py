@@ -1,8 +1,12 @@
 """Causal attention of packed ragged prompts over keys read through the page table. Compute-bound.
 
-One program per (query tile, sequence and head). Fresh, resumed and shared prompts are one code path: the keys of a sequence are
-its table row's pages, its queries are the last of its positions. Keys that every query of the tile sees are walked without a
-mask; only the diagonal and the last keys are masked. Scores, maxima and sums stay in fp32.
+One program per (query tile, head). Fresh, resumed and shared prompts are one code path: the keys of a sequence are its table row's
+pages, its queries are the last of its positions. Keys that every query of the tile sees are walked without a mask; only the
+diagonal and the last keys are masked. Scores, maxima and sums stay in fp32.
+
+The list of tiles is worked out on the device, by each program from the bounds of the sequences: the host knows how many tiles a
+number of tokens and of sequences can make at most, and programs past the last tile leave at once. So neither lengths nor how many
+of the tokens are prompts are part of a launch, which may stand in a graph.
 """
 
 import math
@@ -15,7 +19,7 @@ from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.attention.inputs import check_attention, refusal
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
-_MAX_GRID = 65_535  # of axes 1 and 2
+_SEQS = 128  # bounds that a program looks at together
 
 
 def flashattention2_nopad(
@@ -34,8 +38,8 @@ def flashattention2_nopad(
 ) -> torch.Tensor:
     """Write causal attention of packed ragged prompts, or chunks of them, into ``out`` and return it. Copies nothing.
 
-    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; those before are its
-    cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
+    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; the keys before those are
+    its cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
     What the index tensors hold is not looked at on the host.
 
     Args:
@@ -43,9 +47,9 @@ def flashattention2_nopad(
         k_pool, v_pool: [num_rows, num_kv_heads, head_dim], same dtype, num_kv_heads divides num_heads; inner stride 1.
         page_table: [num_table_rows, num_columns], int32; inner stride 1. Columns past a sequence's end may hold anything.
         table_rows: [num_seqs], int32; stride 1.
-        cu_seqlens_q: [num_seqs + 1], int32, 0 first and never falling; rows of q past its last entry are padding.
+        cu_seqlens_q: [num_seqs + 1], int32, never falling; rows of q before its first entry and past its last are nobody's.
         seq_lens: [num_seqs], int32, keys of each sequence, its query tokens included; stride 1.
-        out: like q; apart from it. Padding rows keep what they hold.
+        out: like q; apart from it. Nobody's rows keep what they hold.
         page_size: rows of a page, a power of two up to 256.
         sm_scale: factor on q . k, above 0.
         max_seqlen_q: at least the longest run of query tokens; rows of a longer one are left as they are.
@@ -66,22 +70,21 @@ def flashattention2_nopad(
         or max_seqlen_q < 0
     ):
         raise refusal("flashattention2_nopad", q=q, cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens, max_seqlen_q=max_seqlen_q)
-    num_pairs = num_seqs * num_heads
-    if not num_pairs or not q.shape[0] or not max_seqlen_q:
+    if not num_seqs or not num_heads or not q.shape[0] or not max_seqlen_q:
         return out
     tile = resolve_tiles(
         "flashattention2_nopad", device=launch_device(q), dtype=q.dtype,
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, page_size=page_size, q_len=max_seqlen_q,
     ).launch()  # fmt: skip
-    # Pairs of sequence and head beyond the limit of axis 1 go on axis 2.
-    grid = (triton.cdiv(max_seqlen_q, tile["BLOCK_M"]), min(num_pairs, _MAX_GRID), triton.cdiv(num_pairs, _MAX_GRID))
-    _flashattention2_nopad_kernel[grid](
+    block_m, seqs = tile["BLOCK_M"], min(triton.next_power_of_2(num_seqs), _SEQS)
+    num_tiles = min(q.shape[0] // block_m + num_seqs, num_seqs * triton.cdiv(max_seqlen_q, block_m))  # the last may be ragged
+    _flashattention2_nopad_kernel[(num_tiles * num_heads,)](
         q, k_pool, v_pool, out, page_table, table_rows, cu_seqlens_q, seq_lens,
         q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
         out.stride(0), out.stride(1), page_table.stride(0),
         num_seqs, sm_scale * math.log2(math.e),
         NUM_HEADS=num_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim,
-        PADDED_DIM=max(triton.next_power_of_2(head_dim), 16), PAGE_SIZE=page_size, **tile,
+        PADDED_DIM=max(triton.next_power_of_2(head_dim), 16), PAGE_SIZE=page_size, SEQS=seqs, **tile,
     )  # fmt: skip
     return out
 
@@ -112,21 +115,17 @@ def _flashattention2_nopad_kernel(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    SEQS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    # Numbered anew, so that the tiles with the most keys start first, those of all heads side by side.
-    num_slots = tl.num_programs(1) * tl.num_programs(2)
-    slot = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
-    tile, pair = tl.num_programs(0) - 1 - slot // num_slots, slot % num_slots
-    sequence, head = pair // NUM_HEADS, pair % NUM_HEADS
+    place, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
+    sequence, tile = _sequence_at(place, cu_seqlens_ptr, num_seqs, SEQS, BLOCK_M)
     if sequence >= num_seqs:
         return
     first_token = tl.load(cu_seqlens_ptr + sequence)
     num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - first_token
-    first_query = tile * BLOCK_M
-    if first_query >= num_queries:
-        return
+    first_query = (tl.cdiv(num_queries, BLOCK_M) - 1 - tile) * BLOCK_M  # the tiles with the most keys start first
     num_keys = tl.load(seq_lens_ptr + sequence)
     first_position = num_keys - num_queries + first_query
     # Keys that every query of the tile sees, in whole tiles, and keys that any of them sees.
@@ -159,6 +158,22 @@ def _flashattention2_nopad_kernel(
 
     out_ptrs = out_ptr + tokens[:, None] * out_stride + head.to(tl.int64) * out_head_stride + dims[None, :]
     tl.store(out_ptrs, (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sequence_at(place, cu_seqlens_ptr, num_seqs, SEQS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The sequence that tile ``place`` of all belongs to, num_seqs where there are not so many, and which of its tiles it is."""
+    sequence, first, tiles_before = 0, 0, 0
+    for begin in range(0, num_seqs, SEQS):
+        each = begin + tl.arange(0, SEQS)
+        ends = tl.load(cu_seqlens_ptr + each + 1, mask=each < num_seqs, other=0)
+        starts = tl.load(cu_seqlens_ptr + each, mask=each < num_seqs, other=0)
+        tiles = tl.cdiv(ends - starts, BLOCK_M)
+        passed = (tiles_before + tl.cumsum(tiles, 0) <= place) & (each < num_seqs)
+        sequence += tl.sum(passed.to(tl.int32), 0)
+        first += tl.sum(tl.where(passed, tiles, 0), 0)
+        tiles_before += tl.sum(tiles, 0)
+    return sequence, place - first
 
 
 @triton.jit

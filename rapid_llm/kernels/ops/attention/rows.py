@@ -81,7 +81,7 @@ FLASHATTENTION2_NOPAD = Contract(
     hidden=("kv_len",),
     ids={
         **_TABLE_IDS,
-        "cu_seqlens_q": "0 first, never falling, at most num_tokens; a sequence with no query tokens is skipped",
+        "cu_seqlens_q": "0 or more first, never falling, at most num_tokens; a sequence with no query tokens is skipped",
         "seq_lens": "query tokens of the sequence <= length <= num_columns * page_size",
     },
     hard=("large_scores",),

@@ -32,17 +32,17 @@ def flashattention2_nopad(
 ) -> torch.Tensor:
     """Write causal attention of packed ragged prompts, or chunks of them, into ``out`` and return it; fp32 maths.
 
-    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; those before are its
-    cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
+    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; the keys before those are
+    its cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
 
     Args:
         q: [num_tokens, num_heads, head_dim], fp32 | bf16 | fp16; inner stride 1, the others free.
         k_pool, v_pool: [num_rows, num_kv_heads, head_dim], same dtype, num_kv_heads divides num_heads; inner stride 1.
         page_table: [num_table_rows, num_columns], int32; inner stride 1. Columns past a sequence's end may hold anything.
         table_rows: [num_seqs], int32; stride 1.
-        cu_seqlens_q: [num_seqs + 1], int32, 0 first and never falling; rows of q past its last entry are padding.
+        cu_seqlens_q: [num_seqs + 1], int32, never falling; rows of q before its first entry and past its last are nobody's.
         seq_lens: [num_seqs], int32, keys of each sequence, its query tokens included; stride 1.
-        out: like q; apart from it. Padding rows keep what they hold.
+        out: like q; apart from it. Nobody's rows keep what they hold.
         page_size: rows of a page.
         sm_scale: factor on q . k.
         max_seqlen_q: at least the longest run of query tokens.
@@ -64,7 +64,7 @@ def flashattention2_nopad(
 
     starts, lengths, rows = cu_seqlens_q.tolist(), seq_lens.tolist(), table_rows.tolist()
     runs = [end - start for start, end in pairwise(starts)]
-    if starts[0] != 0 or starts[-1] > q.shape[0] or min(runs) < 0 or max(runs) > max_seqlen_q:
+    if starts[0] < 0 or starts[-1] > q.shape[0] or min(runs) < 0 or max(runs) > max_seqlen_q:
         raise _refusal("flashattention2_nopad", cu_seqlens_q=starts, num_tokens=q.shape[0], max_seqlen_q=max_seqlen_q)
     capacity = page_table.shape[1] * page_size
     if any(run and not run <= length <= capacity for run, length in zip(runs, lengths, strict=True)):

@@ -8,7 +8,7 @@ from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
 from rapid_llm.engine.request import Request, TokenRules
 from rapid_llm.ledger import StartupLedger
-from rapid_llm.runtime.graph_runner import MAX_SEQUENCES
+from rapid_llm.runtime.recorded_steps import MAX_SEQUENCES
 from tests.tiny_model import save_checkpoint, tiny_llama, tiny_model
 
 

@@ -34,14 +34,14 @@ class Recording:
     logits: torch.Tensor
 
 
-class GraphRunner:
+class RecordedSteps:
     """Runs packed steps of a model, from a recording where there can be one.
 
     Args:
         model: what runs a step.
         pools: its KV pool, layer by layer.
         recorder: sees every kernel call of the model.
-        enabled: whether steps are recorded at all (a CPU).
+        enabled: whether steps are recorded at all.
     """
 
     def __init__(self, model: Model, pools: Sequence[LayerPool], recorder: Recorder, *, enabled: bool) -> None:
@@ -57,7 +57,7 @@ class GraphRunner:
         recording = self._recordings.get(num_tokens)
         if recording is None:
             return self._record(batch)
-        for name in ("token_ids", "positions", "slot_mapping", "table_rows", "seq_lens"):
+        for name in ("token_ids", "positions", "slot_mapping", "decode_rows", "decode_lens"):
             getattr(recording.batch, name).copy_(getattr(batch, name))
         for call in recording.calls:
             call()

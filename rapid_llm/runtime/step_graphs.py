@@ -1,0 +1,258 @@
+"""Steps padded to a few sizes, so that each size is one CUDA graph: a replay costs the host one launch in place of hundreds.
+
+A graph holds no length of a sequence and no mix of decodes and prefill chunks: attention finds both on the device. What a step
+is about goes to the device in one copy, in front of the replay. Padding writes nothing: its slots are -1, its sequences have no
+keys, and what it samples goes to a row of the ids that is no sequence's.
+
+Larger steps than the largest graph keep a GPU busy for longer than their launches take; they are padded too, so that every launch
+that can ever be made is one of those that ``prepare`` has made.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from rapid_llm.config import ResolvedConfig
+from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
+from rapid_llm.runtime.batch_builder import Ints, StepArrays
+from rapid_llm.runtime.recorded_steps import Model
+from rapid_llm.runtime.sampler import Sampler
+
+LARGEST_GRAPH = 2048
+"""Tokens of the largest step that is captured."""
+_READY = 8  # decodes of the largest graph that is captured before the engine is ready
+_EAGER_STEP = 1024  # larger steps are padded to multiples of this
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
+"""Turns a function that launches kernels on fixed tensors into one that launches them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sizes that steps are padded to.
+
+    Attributes:
+        tokens, decodes, chunks, sampled: T, D, P and S of ForwardBatch.
+    """
+
+    tokens: int
+    decodes: int
+    chunks: int
+    sampled: int
+
+    def sections(self) -> dict[str, int]:
+        """What a step sends to the device, in order, and how long each part is."""
+        of_tokens = dict.fromkeys(("token_ids", "id_sources", "positions", "slot_mapping"), self.tokens)
+        of_sequences = {"decode_rows": self.decodes, "decode_lens": self.decodes}
+        of_chunks = {"chunk_rows": self.chunks, "chunk_lens": self.chunks, "chunk_bounds": self.chunks + 1}
+        return (
+            of_tokens
+            | of_sequences
+            | (of_chunks if self.chunks else {})
+            | dict.fromkeys(("sampled_rows", "sampled_slots", "sampled_positions"), self.sampled)
+        )
+
+
+def decode_sizes(most: int) -> list[int]:
+    """Sequences of the graphs for steps of nothing but decodes, up to ``most``: an eighth of padding at most from 8 on."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, most + 64, 64)]
+    return [*(size for size in sizes if size < most), most]
+
+
+def mixed_sizes(most: int) -> list[int]:
+    """Tokens of the steps with a prefill chunk, up to ``most``."""
+    sizes = [16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, *range(2048, most + _EAGER_STEP, _EAGER_STEP)]
+    return [*(size for size in sizes if size < most), most]
+
+
+class StepGraphs:
+    """Runs steps by size.
+
+    Args:
+        model, pools: what runs a step, and the KV pool layer by layer.
+        sampler: draws the ids; its ``last_ids`` lie in ``ids``.
+        ids: int32 on the device: the id sampled last in each slot and in none, then room for one step's indices.
+        page_table: the engine's.
+        capture: makes a graph; None runs every step by its launches.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        model: Model,
+        pools: Sequence[LayerPool],
+        sampler: Sampler,
+        ids: torch.Tensor,
+        page_table: torch.Tensor,
+        capture: Capture | None,
+    ) -> None:
+        self._model, self._pools, self._sampler, self._ids, self._page_table = model, pools, sampler, ids, page_table
+        self._capture = capture
+        self._num_slots = config.max_num_seqs
+        buckets = list(step_buckets(config))
+        self._decodes = {bucket.decodes: bucket for bucket in buckets if not bucket.chunks}
+        self._mixed = {bucket.tokens: bucket for bucket in buckets if bucket.chunks}
+        self._decode_sizes, self._mixed_sizes = sorted(self._decodes), sorted(self._mixed)
+        self._steps = {bucket: PaddedStep(bucket, self) for bucket in buckets}
+        self.pending = [bucket for bucket in buckets if capture is not None and bucket.tokens <= LARGEST_GRAPH]
+
+    def __call__(self, step: StepArrays) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [S, vocab_size] and ids [S] of the step's own sampled rows; valid until the next call."""
+        padded = self._steps[self.bucket_of(step)]
+        padded.fill(step)
+        padded.run()
+        count = len(step.sampled_rows)
+        return padded.logits[:count], padded.sampled_ids[:count]
+
+    def bucket_of(self, step: StepArrays) -> Bucket:
+        """The smallest that holds the step."""
+        tokens, chunks = len(step.token_ids), len(step.chunk_rows)
+        if not chunks:
+            return self._decodes[self._decode_sizes[bisect_left(self._decode_sizes, tokens)]]
+        return self._mixed[self._mixed_sizes[bisect_left(self._mixed_sizes, tokens)]]
+
+    def prepare(self) -> None:
+        """Make every launch once, on padding alone, and capture the graphs that the first requests will want."""
+        for padded in self._steps.values():
+            padded.fill(NOTHING)
+            padded.launch()
+        while self.pending and not self.pending[0].chunks and self.pending[0].decodes <= _READY:
+            self.capture_next()
+
+    def capture_next(self) -> None:
+        """Capture one of the graphs that are still to be made."""
+        bucket = self.pending.pop(0)
+        if self._capture is not None:
+            padded = self._steps[bucket]
+            padded.replay = self._capture(padded.launch)
+
+    def launch(self, padded: "PaddedStep") -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a step by its launches: logits and sampled ids of all of its rows."""
+        views, bucket = padded.views, padded.bucket
+        at = self._ids.new_empty(0)
+        batch = ForwardBatch(
+            token_ids=self._ids.index_select(0, views["id_sources"]),
+            positions=views["positions"],
+            slot_mapping=views["slot_mapping"],
+            decode_rows=views["decode_rows"],
+            decode_lens=views["decode_lens"],
+            chunk_rows=views.get("chunk_rows", at),
+            chunk_lens=views.get("chunk_lens", at),
+            chunk_bounds=views.get("chunk_bounds", at),
+            longest_chunk=bucket.tokens if bucket.chunks else 0,
+            page_table=self._page_table,
+            sampled_rows=views["sampled_rows"],
+        )
+        logits = self._model(batch, self._pools)
+        return logits, self._sampler.draw(logits, views["sampled_slots"], views["sampled_positions"])
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """Where a step's indices go, behind the ids."""
+        return self._ids[self._num_slots + 1 :]
+
+    def id_sources(self, step: StepArrays, bucket: Bucket) -> Ints:
+        """Where in the ids each token's own is: what was sampled last in its slot, or what the host has sent."""
+        sources = np.arange(self._num_slots + 1, self._num_slots + 1 + bucket.tokens, dtype=np.int32)
+        sources[step.held] = step.held_slots
+        return sources
+
+    @property
+    def nobodys_slot(self) -> int:
+        """The row of the ids that no sequence has; the page allocator and the scheduler hand out those before it."""
+        return self._num_slots
+
+
+class PaddedStep:
+    """One bucket's tensors.
+
+    Attributes:
+        views: on the device, by section.
+        logits, sampled_ids: what the last run left.
+        replay: runs the captured graph; None while there is none.
+    """
+
+    def __init__(self, bucket: Bucket, graphs: StepGraphs) -> None:
+        self.bucket, self._graphs = bucket, graphs
+        self.replay: Replay | None = None
+        self.views: dict[str, torch.Tensor] = {}
+        self._places: dict[str, slice] = {}
+        start = 0
+        for name, size in bucket.sections().items():
+            self._places[name] = slice(start, start + size)
+            self.views[name] = graphs.inputs[start : start + size]
+            start += size + -size % 4  # on a 16-byte boundary, as kernels like it
+        self._size = start
+        self.logits = self.sampled_ids = graphs.inputs.new_empty(0)
+
+    def fill(self, step: StepArrays) -> None:
+        """Send a step's indices to the device, with padding behind each."""
+        pinned = torch.empty(self._size, dtype=torch.int32, pin_memory=self._graphs.inputs.is_cuda)
+        host = pinned.numpy()
+        padding = {
+            "slot_mapping": -1,
+            "chunk_bounds": step.chunk_bounds[-1],
+            "sampled_slots": self._graphs.nobodys_slot,
+        }
+        for name, place in self._places.items():
+            values = self._graphs.id_sources(step, self.bucket) if name == "id_sources" else getattr(step, name)
+            section = host[place]
+            section[: len(values)] = values
+            section[len(values) :] = padding.get(name, 0)
+        self._graphs.inputs[: self._size].copy_(pinned, non_blocking=True)
+
+    def run(self) -> None:
+        """Replay the graph, or launch what it will hold."""
+        if self.replay is not None:
+            self.replay()
+        else:
+            self.launch()
+
+    def launch(self) -> None:
+        """Run by launches."""
+        self.logits, self.sampled_ids = self._graphs.launch(self)
+
+
+def step_buckets(config: ResolvedConfig) -> Iterator[Bucket]:
+    """Every size that a step of this engine is padded to, in the order in which they are wanted."""
+    most = config.max_num_seqs
+    for size in decode_sizes(most):
+        yield Bucket(size, size, 0, size)
+    for size in mixed_sizes(config.max_batched_tokens):
+        yield Bucket(size, min(size, most), min(size, most), min(size, most))
+
+
+def room_for_steps(config: ResolvedConfig) -> int:
+    """Elements that the indices of the largest step take."""
+    return max(sum(size + 3 for size in bucket.sections().values()) for bucket in step_buckets(config))
+
+
+def cuda_graphs(device: torch.device) -> Capture:
+    """Capture as CUDA graphs that share one pool of memory: they never run at the same time."""
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+    def capture(launch: Callable[[], None]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        replay: Replay = graph.replay
+        return replay
+
+    return capture
+
+
+_NONE = np.zeros(0, dtype=np.int32)
+NOTHING = StepArrays(
+    **{field.name: np.zeros(1, np.int32) if field.name == "chunk_bounds" else _NONE for field in fields(StepArrays)}
+)
+"""A step that is padding alone."""

@@ -25,7 +25,7 @@ class ForwardBatch:
         cu_seqlens_q: [P + 1] bounds of the prefill chunks, from the first prefill token.
         max_seqlen_q: longest prefill chunk, on the host; 0 without one.
         page_table: [slots, pages] of the whole engine.
-        sampled_rows: [S] packed index of each token whose successor is sampled.
+        sampled_rows: [S] packed index of each token whose logits are wanted, its successor being sampled or scored; ascending.
     """
 
     token_ids: torch.Tensor

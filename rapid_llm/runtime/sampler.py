@@ -7,7 +7,9 @@ import torch
 
 from rapid_llm.config import ResolvedConfig
 from rapid_llm.modules.placement import Placement
-from rapid_llm.step import SampledToken, SlotSetup
+from rapid_llm.runtime.adjuster import Adjuster
+from rapid_llm.runtime.distribution import drawn_scores
+from rapid_llm.step import ALL_BANNED, NO_NUMBER, SampledToken, SlotSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class SampledStep:
         ids: [S] int32.
         num_logprobs: what each row asked for; -1 is none at all.
         logprob_ids, logprobs: [S, n + 1] for the largest n that a row asked for; None when no row asked.
+        adjusted: [S, vocab_size] what the ids were drawn from, on the device; None when that were the logits themselves.
+        edited: slots whose tokens are raised or banned one by one.
     """
 
     slots: tuple[int, ...]
@@ -26,6 +30,13 @@ class SampledStep:
     num_logprobs: tuple[int, ...]
     logprob_ids: torch.Tensor | None = None
     logprobs: torch.Tensor | None = None
+    adjusted: torch.Tensor | None = None
+    edited: frozenset[int] = frozenset()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the ids still have to come to the host."""
+        return self.ids.is_cuda
 
     def to_host(self) -> "SampledStep":
         """A copy whose tensors are on their way to pinned host memory."""
@@ -37,15 +48,21 @@ class SampledStep:
 
     def tokens(self) -> dict[int, SampledToken]:
         """Each slot's token, with as many log-probs as the slot asked for."""
-        ids = self.ids.tolist()
+        ids = [token if token >= 0 else self._failure(row) for row, token in enumerate(self.ids.tolist())]
         if self.logprob_ids is None or self.logprobs is None:
             return {slot: SampledToken(token) for slot, token in zip(self.slots, ids, strict=True)}
         reports = zip(self.slots, ids, self.num_logprobs, self.logprob_ids.tolist(), self.logprobs.tolist(), strict=True)
         return {slot: SampledToken(token, tuple(top[: n + 1]), tuple(values[: n + 1])) for slot, token, n, top, values in reports}
 
+    def _failure(self, row: int) -> int:
+        """Why a row has no id: its sequence bans every token, unless the logits were damaged before."""
+        if self.adjusted is None or self.slots[row] not in self.edited or bool(self.adjusted[row].isnan().any()):
+            return NO_NUMBER
+        return ALL_BANNED
+
 
 class Sampler:
-    """Greedy, temperature, top-k, top-p and min-p per slot.
+    """Adjustments, then greedy, temperature, top-k, top-p and min-p, per slot.
 
     Attributes:
         last_ids: [max_num_seqs] int32.
@@ -64,9 +81,11 @@ class Sampler:
         }
         self._values = {name: torch.zeros(slots, dtype=dtype, device=device) for name, dtype in dtypes.items()}
         self._num_logprobs = [-1] * slots
+        self._reports_drawn = [False] * slots  # log-probs of the distribution drawn from, not of the model's own
         # The rows of one step and their values: a decode step's slots are most often those of the step before.
         self._gathered: tuple[tuple[int, ...], torch.Tensor, list[torch.Tensor]] | None = None
         self._sample = place.kernel("sample", vocab_size=vocab_size)
+        self._adjust = Adjuster(config, place, vocab_size)
         self._top_logprobs = place.kernel("top_logprobs", vocab_size=vocab_size)
 
     def setup(self, setups: Sequence[SlotSetup]) -> None:
@@ -74,11 +93,13 @@ class Sampler:
         if not setups:
             return
         self._gathered = None
+        self._adjust.setup(setups)
         slots = torch.tensor([setup.slot for setup in setups], device=self.last_ids.device)
         for name, column in self._values.items():
             column[slots] = torch.tensor([getattr(setup, name) for setup in setups], dtype=column.dtype, device=column.device)
         for setup in setups:
             self._num_logprobs[setup.slot] = setup.logprobs
+            self._reports_drawn[setup.slot] = setup.processed
 
     def __call__(self, logits: torch.Tensor, slots: Sequence[int], positions: Sequence[int]) -> SampledStep:
         """Sample one id a row.
@@ -88,11 +109,19 @@ class Sampler:
             slots: the slot of each row.
             positions: the position that each sampled id will have; with the seed it decides the noise.
         """
-        rows, values = self._gather(tuple(slots))
+        slots = tuple(slots)
+        rows, values = self._gather(slots)
         ids = torch.empty(len(slots), dtype=torch.int32, device=logits.device)
-        self._sample(logits, *values, torch.tensor(positions, dtype=torch.int32, device=logits.device), out_ids=ids)
+        adjusted = self._adjust(logits, slots, positions)
+        drawn_from = logits if adjusted is None else adjusted
+        self._sample(drawn_from, *values, torch.tensor(positions, dtype=torch.int32, device=logits.device), out_ids=ids)
         self.last_ids[rows] = ids
-        return self._with_logprobs(logits, SampledStep(tuple(slots), ids, tuple(self._num_logprobs[slot] for slot in slots)))
+        sampled = SampledStep(slots, ids, tuple(self._num_logprobs[slot] for slot in slots))
+        if adjusted is not None:
+            self._adjust.note(slots, ids)
+            edited = frozenset(slot for slot in slots if self._adjust.edits(slot))
+            sampled = replace(sampled, adjusted=adjusted, edited=edited)
+        return self._with_logprobs(logits, drawn_from, sampled, values)
 
     def _gather(self, slots: tuple[int, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The slots as a device index, and the sampling values of each."""
@@ -101,12 +130,24 @@ class Sampler:
             self._gathered = (slots, rows, [column[rows] for column in self._values.values()])
         return self._gathered[1:]
 
-    def _with_logprobs(self, logits: torch.Tensor, sampled: SampledStep) -> SampledStep:
+    def _with_logprobs(
+        self, logits: torch.Tensor, drawn_from: torch.Tensor, sampled: SampledStep, values: list[torch.Tensor]
+    ) -> SampledStep:
         most = max(sampled.num_logprobs)
         if most < 0:
             return sampled
-        shape = (len(sampled.slots), most + 1)
-        ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
-        values = torch.empty(shape, dtype=torch.float32, device=logits.device)
-        self._top_logprobs(logits, sampled.ids, out_ids=ids, out_logprobs=values)
-        return replace(sampled, logprob_ids=ids, logprobs=values)
+        ids, logprobs = self._likeliest(logits, sampled.ids, most)
+        processed = [row for row, slot in enumerate(sampled.slots) if self._reports_drawn[slot]]
+        if processed:
+            rows = torch.tensor(processed, device=logits.device)
+            scores = drawn_scores(drawn_from[rows], sampled.ids[rows], *(column[rows] for column in values[:4]))
+            ids[rows], logprobs[rows] = self._likeliest(scores, sampled.ids[rows], most)
+        return replace(sampled, logprob_ids=ids, logprobs=logprobs)
+
+    def _likeliest(self, scores: torch.Tensor, token_ids: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and log-probs [S, most + 1]: the given tokens, then the likeliest of each row."""
+        shape = (scores.shape[0], most + 1)
+        ids = torch.empty(shape, dtype=torch.int32, device=scores.device)
+        values = torch.empty(shape, dtype=torch.float32, device=scores.device)
+        self._top_logprobs(scores, token_ids, out_ids=ids, out_logprobs=values)
+        return ids, values

@@ -7,6 +7,7 @@ from rapid_llm.modules.placement import Placement
 from rapid_llm.runtime.batch_builder import BatchBuilder
 from rapid_llm.runtime.graph_runner import GraphRunner, Model
 from rapid_llm.runtime.kv_pool import KVPool
+from rapid_llm.runtime.prompt_scorer import PromptScorer, ScoredPrompts
 from rapid_llm.runtime.sampler import SampledStep, Sampler
 from rapid_llm.step import StepPlan, StepResult
 
@@ -25,28 +26,34 @@ class Worker:
         self.forward = GraphRunner(model, pool.layers, place.recorder, enabled=on_cpu)
         self.builder = BatchBuilder(config, place)
         self.sampler = Sampler(config, place, vocab_size)
+        self.scorer = PromptScorer(config, place, vocab_size)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> "SubmittedStep":
         """Run one step; see StepPlan for what it holds."""
         self.sampler.setup(plan.slots)
+        self.scorer.setup(plan.slots)
         batch = self.builder.build(plan, self.sampler.last_ids)
         logits = self.forward(batch)
+        scored = self.scorer(logits, plan)
+        if scored is not None:
+            logits = logits[scored.sampled_rows]
         sampled = [(chunk.slot, chunk.start + chunk.length) for chunk in plan.chunks if chunk.samples]
         if not sampled:
-            return SubmittedStep(None)
+            return SubmittedStep(None, scored)
         slots, positions = zip(*sampled, strict=True)
-        return SubmittedStep(self.sampler(logits, slots, positions))
+        return SubmittedStep(self.sampler(logits, slots, positions), scored)
 
 
 class SubmittedStep:
     """A step on its way. On a GPU its ids travel to pinned memory behind it."""
 
-    def __init__(self, sampled: SampledStep | None) -> None:
-        self.sampled = sampled
+    def __init__(self, sampled: SampledStep | None, scored: ScoredPrompts | None) -> None:
+        self.sampled, self.scored = sampled, scored
         self.event: torch.cuda.Event | None = None
-        if sampled is not None and sampled.ids.is_cuda:
-            self.sampled = sampled.to_host()
+        if any(part is not None and part.on_gpu for part in (sampled, scored)):
+            self.sampled = None if sampled is None else sampled.to_host()
+            self.scored = None if scored is None else scored.to_host()
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
 
@@ -54,4 +61,5 @@ class SubmittedStep:
         """Wait for the ids of this step, and of this step only."""
         if self.event is not None:
             self.event.synchronize()
-        return StepResult({} if self.sampled is None else self.sampled.tokens())
+        tokens = {} if self.sampled is None else self.sampled.tokens()
+        return StepResult(tokens, {} if self.scored is None else self.scored.tokens())

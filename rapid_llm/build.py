@@ -63,11 +63,13 @@ def build_engine(
         pool = build_pool(resolved, model, place)
         ledger.note(f"KV pool of {resolved.max_kv_tokens:,} tokens, {pool.nbytes / 1e6:,.0f} MB when full")
     with ledger.phase("engine"):
-        engine = Engine(resolved, Worker(resolved, place, network, pool, model.vocab_size))
+        worker = Worker(resolved, place, network, pool, model.vocab_size)
+    with ledger.phase("kernels and graphs"):
+        worker.prepare()
     for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
         if line and place.info.type != "cpu":
             logger.warning(line)
-    return engine
+    return Engine(resolved, worker)
 
 
 def _load(

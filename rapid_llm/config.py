@@ -1,8 +1,8 @@
 """Every knob a user may set, and resolve(), which leaves no "auto" and no None. Torch-free."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,6 +13,12 @@ PAGE_SIZE = 16
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_LOGPROBS = 20
+MAX_ANSWERS = 128
+"""Most answers to one prompt."""
+LOGPROBS_MODES = ("raw", "processed")
+"""What ``SamplingParams.logprobs_mode`` may name."""
+PROMPT_LOGIT_ROWS = 128
+"""Prompt tokens of one step whose logits are kept for ``prompt_logprobs``: what bounds their memory."""
 QUANTIZE = ("fp8", "int8", "int4", "nvfp4")
 """What ``EngineConfig.quantize`` may name."""
 GGUF = ("keep", "dequantise")
@@ -37,6 +43,7 @@ class EngineConfig:
         gguf: "keep" holds the linear layers of a GGUF file in the bits they have, where a product reads them (Q4_0, Q4_1, Q8_0,
             Q4_K), "dequantise" makes numbers of them; None keeps them on a GPU whose native kernels read them, and makes numbers
             of them elsewhere, a CPU for one, which multiplies numbers faster.
+        cuda_graphs: replay steps as CUDA graphs, which saves the host its launches; off launches each kernel of each step.
         memory_fraction: share of the free device memory that the KV pool may take when ``max_kv_tokens`` is None.
         revision: branch, tag or full commit hash of a model that is named; None is "main".
         offline: never download, as HF_HUB_OFFLINE=1 says too.
@@ -50,6 +57,7 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     max_kv_tokens: int | None = None
     memory_fraction: float | None = None
+    cuda_graphs: bool = True
     quantize: str | None = None
     gguf: str | None = None
     revision: str | None = None
@@ -79,10 +87,9 @@ class EngineConfig:
             raise ConfigError(
                 "memory_fraction is out of range", got=got, wanted="0 < value <= 1", change="pass a share of memory"
             )
-        if not isinstance(self.offline, bool):
-            raise ConfigError(
-                "offline is out of range", got=repr(self.offline), wanted="True or False", change="pass one of those"
-            )
+        for name in ("cuda_graphs", "offline"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name} is out of range", got=repr(value), wanted="True or False", change="pass one of those")
         if self.revision is not None and not (isinstance(self.revision, str) and self.revision):
             wanted = "a branch, a tag or a full commit hash"
             raise ConfigError("revision cannot be used", got=repr(self.revision), wanted=wanted, change="pass one of those")
@@ -115,6 +122,7 @@ class ResolvedConfig:
     max_num_seqs: int
     max_batched_tokens: int
     num_pages: int
+    cuda_graphs: bool = True
 
     @property
     def max_kv_tokens(self) -> int:
@@ -182,12 +190,15 @@ def resolve(
         got = f"{free_bytes / 1e6:.0f} MB free for the KV pool"
         wanted = f"{PAGE_SIZE * kv_bytes_per_token / 1e6:.1f} MB for one page"
         raise ConfigError("no room for the KV pool", got=got, wanted=wanted, change="free memory or raise memory_fraction")
-    return ResolvedConfig(max_model_len, config.max_num_seqs, config.max_batched_tokens, num_pages)
+    return ResolvedConfig(max_model_len, config.max_num_seqs, config.max_batched_tokens, num_pages, config.cuda_graphs)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How the answer to one request is drawn and where it ends. The defaults are plain sampling to the end of the context.
+
+    Logits are changed in this order: repetition, frequency and presence penalties, ``logit_bias``, bans (``bad_words``,
+    ``min_tokens``), temperature, top_k, top_p, min_p. A request whose every token is banned ends with an error of its own.
 
     Attributes:
         temperature: 0 is greedy; otherwise logits are divided by it.
@@ -195,12 +206,28 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0, -1 or anything from the vocabulary's size up is off. Applied before top_p.
         min_p: drop tokens less likely than this share of the most likely one, in [0, 1]; 0 is off.
         seed: noise is a function of (seed, position) alone, so a seed gives the same text in any batch; None draws one.
+        n: answers to the one prompt, 1 to 128. The first is the answer that n = 1 gives; the others' seeds derive from its seed.
         max_tokens: most new tokens; None is the rest of the context.
+        min_tokens: until so many new tokens are there, tokens that would end the answer are banned, and no stop string counts
+            that begins in their text.
         stop: a string or several; the answer ends before the first that appears. Matched on text, across tokens.
         stop_token_ids: ids that end the answer, beside the model's own end-of-text ids.
         ignore_eos: go on past the model's end-of-text ids (not past ``stop`` and ``stop_token_ids``).
+        presence_penalty: taken from the logit of every token that the answer holds, -2 to 2; 0 is off.
+        frequency_penalty: the same for each time that the answer holds it, -2 to 2; 0 is off.
+        repetition_penalty: of every token in prompt or answer, a logit above 0 is divided by it and any other multiplied by it,
+            0.01 to 100; 1 is off.
+        logit_bias: token id to a number that is added to its logit, -100 to 100; -100 bans the token.
+        bad_words: a string or several that the answer may not come to hold. Each is turned into tokens, as it is and behind a
+            space; where all tokens of one but the last have just been said, the last is banned. Other spellings of the same
+            text in tokens are not seen.
         logprobs: None, or how many of the likeliest tokens to report for each step beside the chosen one (0 to 20). The
-            values are natural logs of the model's own distribution, before temperature and filters.
+            values are natural logs of probabilities.
+        logprobs_mode: whose probabilities ``logprobs`` reports. "raw" is the model's own distribution, before everything above.
+            "processed" is the one that the token was drawn from, after everything above; tokens that it rules out are not
+            listed, and at temperature 0 it holds the chosen token alone.
+        prompt_logprobs: None, or how many of the likeliest tokens to report for each token of the prompt beside that token
+            itself (0 to 20), always of the model's own distribution.
         skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -209,31 +236,58 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+    n: int = 1
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: str | tuple[str, ...] | list[str] | None = None
     stop_token_ids: tuple[int, ...] | list[int] | None = None
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    bad_words: str | tuple[str, ...] | list[str] | None = None
     logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, math.inf, "a finite number >= 0")
         _check_number("top_p", self.top_p, 0.0, 1.0, "0 < top_p <= 1", open_low=True)
         _check_number("min_p", self.min_p, 0.0, 1.0, "0 <= min_p <= 1")
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2")
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2")
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0, "a number from 0.01 to 100")
         _check_int("top_k", self.top_k, -1, None, "an integer >= -1 (0 and -1 are off)")
         _check_int("seed", self.seed, -(2**63), 2**63 - 1, "a 64-bit integer or None", optional=True)
+        _check_int("n", self.n, 1, MAX_ANSWERS, f"an integer from 1 to {MAX_ANSWERS}")
         _check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1 or None", optional=True)
-        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS} or None", optional=True)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens, f"an integer from 0 to {self.max_tokens or 'the context'}")
+        for name in ("logprobs", "prompt_logprobs"):
+            _check_int(name, getattr(self, name), 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS} or None", optional=True)
         for name in ("ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise _refused(name, getattr(self, name), "True or False")
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise _refused("logprobs_mode", self.logprobs_mode, " | ".join(LOGPROBS_MODES))
+        if self.logprobs_mode != "raw" and self.logprobs is None:
+            wanted, change = "a number of logprobs with it", "set logprobs, or leave logprobs_mode out"
+            raise RequestError("logprobs_mode has no effect alone", got=self.logprobs_mode, wanted=wanted, change=change)
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         object.__setattr__(self, "stop_token_ids", _id_tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """``stop`` as a tuple."""
         return self.stop if isinstance(self.stop, tuple) else ()
+
+    @property
+    def bad_strings(self) -> tuple[str, ...]:
+        """``bad_words`` as a tuple."""
+        return self.bad_words if isinstance(self.bad_words, tuple) else ()
 
     def with_defaults(self, **values: Any) -> "SamplingParams":
         """A copy in which each given value that is not None replaces this one's."""
@@ -261,14 +315,31 @@ def _check_int(name: str, value: Any, low: int, high: int | None, wanted: str, *
         raise _refused(name, value, wanted)
 
 
-def _stop_strings(stop: Any) -> tuple[str, ...]:
+def _strings(name: str, value: Any) -> tuple[str, ...]:
     texts = (
-        () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, tuple | list) else (None,)
+        ()
+        if value is None
+        else (value,)
+        if isinstance(value, str)
+        else tuple(value)
+        if isinstance(value, tuple | list)
+        else (None,)
     )
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise _refused("stop", stop, "a non-empty string or a list of them")
+            raise _refused(name, value, "a non-empty string or a list of them")
     return texts
+
+
+def _biases(biases: Any) -> dict[int, float]:
+    wanted = "a dict from token ids >= 0 to numbers from -100 to 100"
+    if not isinstance(biases, Mapping | None):
+        raise _refused("logit_bias", biases, wanted)
+    for token, bias in (biases or {}).items():
+        if not _is_int(token) or token < 0:
+            raise _refused("logit_bias", token, wanted)
+        _check_number("logit_bias", bias, -100.0, 100.0, wanted)
+    return dict(biases or {})
 
 
 def _id_tuple(ids: Any) -> tuple[int, ...]:

@@ -1,6 +1,51 @@
 """StepPlan and StepResult: the only two messages between scheduling and device. Integers only, so they cross processes."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+NO_NUMBER, ALL_BANNED = -1, -2
+"""What stands in place of an id where there was none to sample: logits that are damaged, or every token banned."""
+
+FOREVER = 2**31 - 1
+"""A position that no sequence reaches."""
+
+
+class Edit(NamedTuple):
+    """One token's logit, changed under a condition.
+
+    Attributes:
+        token_id: whose; below the vocabulary's size.
+        value: what is added to it; -inf bans the token.
+        until: the first position at which it is left alone.
+        prefix: ids that must stand right before, prompt included; none is no condition.
+    """
+
+    token_id: int
+    value: float
+    until: int = FOREVER
+    prefix: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Adjust:
+    """What is done to a sequence's logits before it is sampled from.
+
+    Attributes:
+        repetition_penalty, presence_penalty, frequency_penalty: as in SamplingParams.
+        edits: at most one with a finite value for a token.
+        prompt_len: ids of the prompt; those behind it count as put out.
+    """
+
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    edits: tuple[Edit, ...]
+    prompt_len: int
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that occurred are told from others."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +56,10 @@ class SlotSetup:
         slot: row of the per-sequence device tables (page table, last ids, sampling values).
         temperature, top_k, top_p, min_p, seed: as in SamplingParams; top_k 0 is off.
         logprobs: tokens to report beside the chosen one; -1 reports none at all.
+        processed: whether these are of the distribution that the token was drawn from, rather than of the model's own.
+        prompt_logprobs: the same of each id in ``Chunk.targets``, always of the model's own distribution.
+        adjust: None where logits are taken as they are.
+        token_ids: the sequence so far, which counts for ``adjust``; empty where that is None.
     """
 
     slot: int
@@ -20,6 +69,10 @@ class SlotSetup:
     min_p: float
     seed: int
     logprobs: int
+    processed: bool = False
+    prompt_logprobs: int = -1
+    adjust: Adjust | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +93,16 @@ class Chunk:
         start: position of the first token in the sequence.
         token_ids: the ids; empty means the one token that the device sampled last for this slot and still holds.
         samples: whether the token after this chunk is sampled.
+        score_from: position of the chunk's first token whose successor is in ``targets``.
+        targets: ids of the prompt that follow the tokens from there on, one each, whose log-probs are asked for.
     """
 
     slot: int
     start: int
     token_ids: tuple[int, ...]
     samples: bool
+    score_from: int = 0
+    targets: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -70,11 +127,12 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled id, -1 where the logits held no number to sample from.
+    """One sampled id, or one of the prompt whose log-probs were asked for.
 
     Attributes:
-        token_id: the id.
-        logprob_ids, logprobs: what was asked for in SlotSetup: the chosen token first, then the likeliest.
+        token_id: the id; NO_NUMBER or ALL_BANNED where none could be sampled.
+        logprob_ids, logprobs: what was asked for in SlotSetup: the token itself first, then the likeliest. Of damaged logits they
+            are -1 and NaN.
     """
 
     token_id: int
@@ -84,6 +142,12 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled tokens by slot, one for each chunk of the plan that samples."""
+    """What a step brought, by slot.
+
+    Attributes:
+        tokens: the sampled token of each chunk that samples.
+        scored: the ``targets`` of each chunk that has some.
+    """
 
     tokens: dict[int, SampledToken]
+    scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)

@@ -30,11 +30,12 @@ from rapid_llm.kernels.reference.quantization import (
     w8a16_gemm,
 )
 from rapid_llm.kernels.reference.rotary import rope
-from rapid_llm.kernels.reference.sampling import filtered_probabilities, philox4x32, sample, top_logprobs
+from rapid_llm.kernels.reference.sampling import adjust_logits, filtered_probabilities, philox4x32, sample, top_logprobs
 
 __all__ = [
     "add_rms_norm",
     "add_rms_norm_fp8",
+    "adjust_logits",
     "dense_gemm",
     "dequantised",
     "filtered_probabilities",

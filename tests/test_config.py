@@ -18,6 +18,15 @@ BAD = [
     ("stop", ["", [""], ["a", ""], [3], 3]),
     ("stop_token_ids", [[-1], ["a"], 3, [1.5]]),
     ("ignore_eos", [1, None]),
+    ("n", [0, -1, 129, 1.0, None, True]),
+    ("min_tokens", [-1, 1.5, None, True]),
+    ("presence_penalty", [-2.01, 2.01, math.nan, None, "much"]),
+    ("frequency_penalty", [-2.01, 2.01, math.inf, True]),
+    ("repetition_penalty", [0.0, -1.0, 0.009, 101.0, math.nan, None]),
+    ("logit_bias", [3, [1, 2], {-1: 0.0}, {"AI": 1.0}, {1.5: 1.0}, {True: 1.0}, {3: 100.5}, {3: -math.inf}, {3: "x"}, {3: None}]),
+    ("bad_words", ["", [""], ["a", 3], 3, {"a": 1}]),
+    ("logprobs_mode", ["cooked", None, 1]),
+    ("prompt_logprobs", [-1, 21, 1.0, True]),
 ]
 
 
@@ -32,8 +41,24 @@ def test_edges_of_the_ranges_are_allowed():
     params = SamplingParams(
         temperature=0, top_p=1, top_k=10_000_000, min_p=1.0, seed=-(2**63), max_tokens=1, logprobs=20, stop="x"
     )
+    SamplingParams(n=128, max_tokens=5, min_tokens=5, presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.01)
+    assert SamplingParams(logit_bias={0: -100, 5: 100.0}, bad_words="ab", prompt_logprobs=0).bad_strings == ("ab",)
     assert params.stop_strings == ("x",)
     assert SamplingParams(top_k=-1, stop=["a", "b"]).stop_strings == ("a", "b")
+
+
+def test_a_mode_of_logprobs_without_logprobs_is_refused():
+    with pytest.raises(RequestError, match="logprobs_mode has no effect alone"):
+        SamplingParams(logprobs_mode="processed")
+
+
+def test_params_can_be_hashed_and_do_not_change_with_the_dict_they_were_given():
+    bias = {3: 1.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[4] = 2.0
+    assert params.logit_bias == {3: 1.0}
+    assert len({params, SamplingParams(logit_bias={3: 1.0})}) == 1
+    assert params.with_defaults(temperature=0.5).logit_bias == {3: 1.0}
 
 
 def settle(config, context=1000, free_bytes=10**9, is_cpu=False):

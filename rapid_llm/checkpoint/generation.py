@@ -14,7 +14,6 @@ logger = logging.getLogger(__name__)
 
 # Values that change which token is drawn and that this version does not apply, with the value that turns each off.
 _NOT_APPLIED = {
-    "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
     "typical_p": 1.0,
@@ -40,7 +39,7 @@ class GenerationDefaults:
 
     Attributes:
         temperature: 0 where the file says ``do_sample: false``, which is its way to ask for greedy decoding.
-        top_p, top_k, min_p: as in SamplingParams.
+        top_p, top_k, min_p, repetition_penalty: as in SamplingParams.
         eos_token_ids: ids that end an answer, beside those of the config and the tokenizer.
     """
 
@@ -48,6 +47,7 @@ class GenerationDefaults:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @classmethod
@@ -69,6 +69,7 @@ class GenerationDefaults:
             top_p=_number(raw, "top_p", file, "0 < value <= 1", math.ulp(0.0), 1.0),
             top_k=None if top_k is None else int(top_k),
             min_p=_number(raw, "min_p", file, "0 <= value <= 1", 0.0, 1.0),
+            repetition_penalty=_number(raw, "repetition_penalty", file, "0.01 <= value <= 100", 0.01, 100.0),
             eos_token_ids=read_token_ids(raw, "eos_token_id", file),
         )
 

@@ -7,7 +7,7 @@ from rapid_llm.config import ResolvedConfig, pages_for
 from rapid_llm.engine.request import Request, TokenOutput
 from rapid_llm.engine.scheduler import ScheduledStep, Scheduler
 from rapid_llm.errors import RequestError
-from rapid_llm.step import SampledToken, StepPlan, StepResult
+from rapid_llm.step import NO_NUMBER, SampledToken, StepPlan, StepResult
 
 
 class PendingStep(Protocol):
@@ -77,11 +77,21 @@ class Engine:
     def _finish(self, step: ScheduledStep, result: StepResult) -> list[TokenOutput]:
         """Give each sampled id to its request. A surplus id of a request that ended meanwhile is dropped."""
         outputs = []
+        for slot, request in step.scored.items():
+            if request.finish_reason is None:
+                outputs.append(self._take_prompt(request, result.scored[slot]))
         for slot, request in step.sampled.items():
             request.num_in_flight -= 1
             if request.finish_reason is None:
                 outputs.append(self._take(request, result.tokens[slot]))
         return outputs
+
+    def _take_prompt(self, request: Request, tokens: tuple[SampledToken, ...]) -> TokenOutput:
+        if all(token.logprob_ids[0] >= 0 for token in tokens):
+            return TokenOutput(request.id, None, None, prompt=tokens)
+        request.finish_reason = "error"
+        self._drop(request)
+        return TokenOutput(request.id, None, "error", failure=NO_NUMBER)
 
     def _take(self, request: Request, token: SampledToken) -> TokenOutput:
         stop_id = None
@@ -96,9 +106,12 @@ class Engine:
                 request.finish_reason = "length"
         kept = token if request.finish_reason in (None, "length") else None
         if request.finish_reason is not None:
-            del self._requests[request.id]
-            self.scheduler.finish(request)
-        return TokenOutput(request.id, kept, request.finish_reason, stop_id)
+            self._drop(request)
+        return TokenOutput(request.id, kept, request.finish_reason, stop_id, failure=min(token.token_id, 0))
+
+    def _drop(self, request: Request) -> None:
+        del self._requests[request.id]
+        self.scheduler.finish(request)
 
 
 def check_fits(config: ResolvedConfig, prompt_len: int, max_new_tokens: int) -> None:

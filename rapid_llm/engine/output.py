@@ -4,13 +4,16 @@ from dataclasses import dataclass, field
 
 from rapid_llm.engine.request import FinishReason
 
+LOWEST_LOGPROB = -9999.0
+"""Stands for the log of 0, which JSON cannot say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The natural log of one token's probability, from the model's own distribution.
+    """The natural log of one token's probability, by the distribution that ``SamplingParams.logprobs_mode`` names.
 
     Attributes:
-        logprob: the value.
+        logprob: the value, finite: LOWEST_LOGPROB where the model rules out a token that a prompt holds.
         rank: 1 for the likeliest; None for a chosen token that is not among those reported.
         decoded_token: its text.
     """
@@ -31,7 +34,7 @@ class CompletionOutput:
         finish_reason: "stop" (end of text or a stop string), "length", "abort", "error"; None while it goes on.
         stop_reason: the stop string or id of ``stop_token_ids`` that ended it, if one did.
         logprobs: a dict by token id for each of ``token_ids``; None unless asked for.
-        delta: in a stream, the text that is new since the output before.
+        delta: in a stream, the text that is new since the output before; else all of it.
     """
 
     index: int = 0
@@ -58,9 +61,11 @@ class RequestOutput:
         request_id: the id it ran under.
         prompt: its text; None when ids were given.
         prompt_token_ids: its ids, special tokens included.
-        outputs: the answers (one).
-        finished: whether nothing more will come.
+        outputs: the answers, as many as SamplingParams.n says.
+        finished: whether nothing more will come to any of them.
         error: why the request failed, when finish_reason is "error".
+        prompt_logprobs: for each of ``prompt_token_ids`` a dict by token id, None for the first, which nothing stands before;
+            None unless asked for.
     """
 
     request_id: str
@@ -69,3 +74,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     error: str | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

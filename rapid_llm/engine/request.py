@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rapid_llm.step import SampledToken
+from rapid_llm.step import Adjust, SampledToken
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -16,7 +16,7 @@ class TokenRules:
         max_new_tokens: most ids to sample; prompt plus these never pass the context.
         end_ids: the model's own end-of-text ids; they end the request and are not part of its output.
         stop_ids: ids that the user asked to end it; not part of its output either.
-        temperature, top_k, top_p, min_p, seed, logprobs: as in step.SlotSetup.
+        temperature, top_k, top_p, min_p, seed, logprobs, processed, prompt_logprobs, adjust: as in step.SlotSetup.
     """
 
     max_new_tokens: int
@@ -28,6 +28,14 @@ class TokenRules:
     min_p: float = 0.0
     seed: int = 0
     logprobs: int = -1
+    processed: bool = False
+    prompt_logprobs: int = -1
+    adjust: Adjust | None = None
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether every token of the prompt must be computed once, whatever is known of it already."""
+        return self.prompt_logprobs >= 0
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +48,7 @@ class Request:
         token_ids: prompt, then every output id that has been collected.
         num_computed: leading tokens whose K and V the submitted steps write.
         num_in_flight: sampled ids that the device still holds (0 or 1).
+        num_scored: leading prompt tokens whose successors' log-probs a submitted step brings; only where they are asked for.
         holds_newest: whether the device keeps the newest id in this slot (not after a preemption).
         slot: device slot while it runs.
         pages: its pages in order, while it runs.
@@ -53,6 +62,7 @@ class Request:
     prompt_len: int = field(init=False)
     num_computed: int = 0
     num_in_flight: int = 0
+    num_scored: int = 0
     holds_newest: bool = False
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
@@ -74,6 +84,11 @@ class Request:
             return 0
         return self.num_tokens - self.num_computed
 
+    @property
+    def num_to_score(self) -> int:
+        """Prompt tokens whose successors' log-probs no submitted step brings yet."""
+        return self.prompt_len - 1 - self.num_scored if self.rules.needs_prompt_logits else 0
+
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
@@ -81,12 +96,16 @@ class TokenOutput:
 
     Attributes:
         request_id: whose.
-        token: the new token; None when it was an end id or the request failed.
+        token: the new token; None when it was an end id, the request failed, or there is news of the prompt only.
         finish_reason: set with the last output of a request.
         stop_id: the id of ``stop_ids`` that ended it, if one did.
+        prompt: tokens of the prompt, in their order, whose log-probs have come.
+        failure: with finish_reason "error": NO_NUMBER or ALL_BANNED of step.py.
     """
 
     request_id: str
     token: SampledToken | None
     finish_reason: FinishReason | None
     stop_id: int | None = None
+    prompt: tuple[SampledToken, ...] = ()
+    failure: int = 0

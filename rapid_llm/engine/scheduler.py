@@ -7,7 +7,7 @@ last, which is computed anew later (preemption by recompute); noise hangs on (se
 from collections import deque
 from dataclasses import dataclass, field
 
-from rapid_llm.config import ResolvedConfig, pages_for
+from rapid_llm.config import PROMPT_LOGIT_ROWS, ResolvedConfig, pages_for
 from rapid_llm.engine.request import Request
 from rapid_llm.kvcache.page_allocator import PageAllocator
 from rapid_llm.step import Chunk, PageUpdate, SlotSetup, StepPlan
@@ -15,10 +15,18 @@ from rapid_llm.step import Chunk, PageUpdate, SlotSetup, StepPlan
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """A plan for the device and the requests that its sampled ids belong to, by slot."""
+    """A plan for the device and the requests that its results belong to, by slot.
+
+    Attributes:
+        sampled, scored: requests whose next id is sampled, and those of whose prompt log-probs are taken.
+        score_room: prompt tokens that may still be scored. A request whose turn comes may score one even where none is left, so
+            that nobody waits for another's long prompt.
+    """
 
     plan: StepPlan
     sampled: dict[int, Request] = field(default_factory=dict)
+    scored: dict[int, Request] = field(default_factory=dict)
+    score_room: int = PROMPT_LOGIT_ROWS
 
 
 class Scheduler:
@@ -40,7 +48,7 @@ class Scheduler:
         step = ScheduledStep(StepPlan())
         budget = self.max_batched_tokens
         for request in list(self.running):
-            count = min(request.num_to_compute, budget)
+            count = _length(request, budget, step)
             if count == 0 or request.slot is None:  # all ids are in flight, the budget is spent, or it was just preempted
                 continue
             if self._grow(request, count, step):
@@ -71,10 +79,8 @@ class Scheduler:
             self.waiting.popleft()
             request.slot = self._free_slots.pop()
             self.running.append(request)
-            rules = request.rules
-            values = (rules.temperature, rules.top_k, rules.top_p, rules.min_p, rules.seed, rules.logprobs)
-            step.plan.slots.append(SlotSetup(request.slot, *values))
-            count = min(request.num_to_compute, budget)
+            step.plan.slots.append(_setup(request, request.slot))
+            count = _length(request, budget, step)
             self._grow(request, count, step)
             self._place(request, count, step)
             budget -= count
@@ -99,9 +105,15 @@ class Scheduler:
         samples = end == request.num_tokens
         # The id sampled last in this slot is on the device, collected or not; every other id is known here.
         newest = request.holds_newest and count == 1
-        chunk = Chunk(slot, start, () if newest else tuple(request.token_ids[start:end]), samples)
+        scored = min(end, request.num_scored + request.num_to_score)
+        targets = tuple(request.token_ids[request.num_scored + 1 : scored + 1])
+        chunk = Chunk(slot, start, () if newest else tuple(request.token_ids[start:end]), samples, request.num_scored, targets)
         (step.plan.decodes if count == 1 else step.plan.prefills).append(chunk)
         request.num_computed = end
+        if targets:
+            request.num_scored = scored
+            step.score_room -= len(targets)
+            step.scored[slot] = request
         if samples:
             request.num_in_flight += 1
             request.holds_newest = True
@@ -122,3 +134,29 @@ class Scheduler:
             self._free_slots.append(request.slot)
         request.slot = None
         request.holds_newest = False
+
+
+def _length(request: Request, budget: int, step: ScheduledStep) -> int:
+    """Tokens of its next chunk: all, unless the step's budget or its room for scored tokens ends it."""
+    count = min(request.num_to_compute, budget)
+    if request.num_to_score:
+        count = min(count, request.num_scored - request.num_computed + max(step.score_room, 1))
+    return count
+
+
+def _setup(request: Request, slot: int) -> SlotSetup:
+    """What the device keeps of ``request``, whose every id is known when it takes a slot."""
+    rules = request.rules
+    return SlotSetup(
+        slot=slot,
+        temperature=rules.temperature,
+        top_k=rules.top_k,
+        top_p=rules.top_p,
+        min_p=rules.min_p,
+        seed=rules.seed,
+        logprobs=rules.logprobs,
+        processed=rules.processed,
+        prompt_logprobs=rules.prompt_logprobs,
+        adjust=rules.adjust,
+        token_ids=() if rules.adjust is None else tuple(request.token_ids),
+    )

@@ -1,39 +1,62 @@
 """The text half of a request: ids to text, stop strings, and the output that the user sees."""
 
+import math
+
 from rapid_llm.config import SamplingParams
 from rapid_llm.engine.detokenizer import IncrementalDetokenizer
-from rapid_llm.engine.output import CompletionOutput, Logprob, RequestOutput
-from rapid_llm.engine.request import TokenOutput
+from rapid_llm.engine.output import LOWEST_LOGPROB, CompletionOutput, Logprob, RequestOutput
+from rapid_llm.engine.request import FinishReason, TokenOutput
 from rapid_llm.engine.stop import StopChecker
 from rapid_llm.engine.tokenizer import Tokenizer
-from rapid_llm.step import SampledToken
+from rapid_llm.step import ALL_BANNED, NO_NUMBER, SampledToken
 
-NO_NUMBER = (
-    "the model's output held no number to sample from (NaN, or every token banned): the weights or the KV pool are damaged"
-)
+_FAILURES = {
+    NO_NUMBER: "the model's output held no number to sample from (NaN, or -inf alone): the weights or the KV pool are damaged",
+    ALL_BANNED: "every token was banned: by logit_bias, bad_words or min_tokens, or all of them together; ban fewer",
+}
+
+
+def follow(output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer, *, continues: bool) -> "list[TextRequest]":
+    """The text half of each answer to a new request; ``continues`` as in TextRequest.
+
+    Args:
+        output: with no answers yet.
+    """
+    output.outputs = [CompletionOutput(index) for index in range(params.n)]
+    if params.prompt_logprobs is not None:
+        output.prompt_logprobs = [None]
+    return [TextRequest(output, answer, params, tokenizer, continues=continues) for answer in output.outputs]
 
 
 class TextRequest:
-    """Follows one request of the token half and keeps its RequestOutput up to date."""
+    """Follows one sequence of the token half, an answer to a request, and keeps the RequestOutput up to date.
 
-    def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer, *, continues: bool) -> None:
+    Attributes:
+        id: the sequence's: the request's where it has one answer, else with the answer's number behind it.
+    """
+
+    def __init__(
+        self, output: RequestOutput, answer: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer, *, continues: bool
+    ) -> None:
         """``continues``: whether the answer goes on from the prompt's text (generate), rather than beginning a text (chat)."""
-        self.output = output
-        self.answer: CompletionOutput = output.outputs[0]
+        self.output, self.answer = output, answer
+        self.id = output.request_id if params.n == 1 else f"{output.request_id}/{answer.index}"
         if params.logprobs is not None:
             self.answer.logprobs = []
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, continues=continues)
         self._stop = StopChecker(params.stop_strings)
+        self._min_tokens = params.min_tokens
 
     @property
     def finished(self) -> bool:
         """Whether the answer is complete."""
-        return self.output.finished
+        return self.answer.finish_reason is not None
 
     def take(self, update: TokenOutput) -> bool:
         """Add what a step brought; True when a stop string ended the answer, so that the token half must be told."""
-        self.answer.delta = ""
+        for token in update.prompt:
+            self._add_prompt_token(token)
         if update.token is not None:
             self._add_token(update.token)
         if self.finished:
@@ -42,19 +65,26 @@ class TextRequest:
             self._end(update)
         return False
 
+    def _add_prompt_token(self, token: SampledToken) -> None:
+        if self.output.prompt_logprobs is not None:
+            self.output.prompt_logprobs.append(self._logprob_entry(token))
+
     def _add_token(self, token: SampledToken) -> None:
         answer = self.answer
         answer.token_ids.append(token.token_id)
         if answer.logprobs is not None:
             answer.logprobs.append(self._logprob_entry(token))
-        self._add_text(self._detokenizer.push([token.token_id]))
+        text = self._detokenizer.push([token.token_id])
+        if len(answer.token_ids) <= self._min_tokens:
+            self._emit(text)  # no stop string may begin here
+        else:
+            self._add_text(text)
 
     def _add_text(self, text: str) -> None:
         safe, matched = self._stop.push(text)
         self._emit(safe)
         if matched is not None:
-            self.answer.finish_reason, self.answer.stop_reason = "stop", matched
-            self.output.finished = True
+            self._finish("stop", matched)
 
     def _end(self, update: TokenOutput) -> None:
         """Let go of what was held back; it may still complete a stop string."""
@@ -62,21 +92,24 @@ class TextRequest:
         if self.finished:
             return
         self._emit(self._stop.finish())
-        self.answer.finish_reason = update.finish_reason
-        self.answer.stop_reason = update.stop_id
-        self.output.finished = True
-        if update.finish_reason == "error":
-            self.output.error = NO_NUMBER
+        self._finish(update.finish_reason, update.stop_id)
+        if update.failure:
+            self.output.error = _FAILURES[update.failure]
+
+    def _finish(self, reason: FinishReason | None, stop_reason: str | int | None) -> None:
+        self.answer.finish_reason, self.answer.stop_reason = reason, stop_reason
+        self.output.finished = all(answer.finish_reason is not None for answer in self.output.outputs)
 
     def _emit(self, text: str) -> None:
         self.answer.text += text
         self.answer.delta += text
 
     def _logprob_entry(self, token: SampledToken) -> dict[int, Logprob]:
-        """By id: the likeliest with their ranks, and the chosen one whether it is among them or not."""
-        chosen, *likeliest = zip(token.logprob_ids, token.logprobs, strict=True)
-        ranks = {its_id: rank for rank, (its_id, _) in enumerate(likeliest, start=1)}
+        """By id: the likeliest with their ranks, and the token itself whether it is among them or not."""
+        (own_id, own), *likeliest = zip(token.logprob_ids, token.logprobs, strict=True)
+        possible = [(its_id, value) for its_id, value in likeliest if value > -math.inf]
+        ranks = {its_id: rank for rank, (its_id, _) in enumerate(possible, start=1)}
         return {
             its_id: Logprob(value, ranks.get(its_id), self._tokenizer.token_text(its_id))
-            for its_id, value in (chosen, *likeliest)
+            for its_id, value in ((own_id, max(own, LOWEST_LOGPROB)), *possible)
         }

@@ -20,7 +20,10 @@ GENERATE_MAX_TOKENS = 256
 
 _CLEAR_LINE = "\r\033[K"
 _ENGINE_FLAGS = ("model", "revision", "offline", "device", "dtype", "quantize", "gguf", "max_model_len", "max_kv_tokens")
-_SAMPLING_FLAGS = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop")
+_SAMPLING_FLAGS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -67,8 +70,24 @@ def _add_flags(parser: argparse.ArgumentParser, max_tokens_help: str) -> None:
     sampling.add_argument("--min-p", type=float, help="drop tokens less likely than this share of the likeliest; 0 is off")
     sampling.add_argument("--seed", type=int, help="the same seed gives the same text")
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
+    sampling.add_argument("--stop-token-ids", type=int, action="append", metavar="ID", help="end before this token; the same")
+    sampling.add_argument("--min-tokens", type=int, help="fewest new tokens")
+    sampling.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the model's end of text")
+    sampling.add_argument("--presence-penalty", type=float, help="lower the logit of every token of the answer by this, -2 to 2")
+    sampling.add_argument("--frequency-penalty", type=float, help="the same for each time that the answer holds it")
+    sampling.add_argument("--repetition-penalty", type=float, help="shrink by this factor what prompt or answer hold; 1 is off")
+    sampling.add_argument(
+        "--logit-bias", type=_bias, action="append", metavar="ID=N", help="add N, -100 to 100, to a token's logit; -100 bans it"
+    )
+    sampling.add_argument("--bad-words", action="append", metavar="TEXT", help="never say this; may be given several times")
     parser.add_argument("--stats", action="store_true", help="end with the start-up ledger and tokens/s, on standard error")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """ID=VALUE of a flag; argparse turns a ValueError into a usage error."""
+    token, _, value = text.partition("=")
+    return int(token), float(value)
 
 
 def run_generate(options: argparse.Namespace) -> int:
@@ -202,6 +221,8 @@ def _show_progress(what: Callable[[], str], done: int, total: int, seconds: floa
 
 def _sampling(options: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     given: dict[str, Any] = {name: getattr(options, name) for name in _SAMPLING_FLAGS}
+    if given["logit_bias"] is not None:
+        given["logit_bias"] = dict(given["logit_bias"])
     return defaults.with_defaults(**given)
 
 

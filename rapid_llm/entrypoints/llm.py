@@ -1,28 +1,25 @@
 """LLM: both halves of the engine in one process, as a Python object."""
 
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rapid_llm.config import EngineConfig, SamplingParams
-from rapid_llm.engine.engine import check_fits
-from rapid_llm.engine.output import CompletionOutput, RequestOutput
-from rapid_llm.engine.request import Request, TokenRules
+from rapid_llm.engine.output import RequestOutput
+from rapid_llm.engine.request import Request
+from rapid_llm.engine.rules import RuleMaker
 from rapid_llm.engine.templates import render
-from rapid_llm.engine.text import TextRequest
+from rapid_llm.engine.text import TextRequest, follow
 from rapid_llm.engine.tokenizer import Tokenizer, end_ids
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
 if TYPE_CHECKING:
     from rapid_llm.checkpoint.source import CheckpointSource
-
-MAX_TOP_K = 2**31 - 1
-"""Larger values are as good as off, and the device keeps int32."""
 
 Prompt = str | Sequence[int]
 """Text, or token ids that are taken as they are."""
@@ -101,8 +98,13 @@ class LLM:
             with self.ledger.phase("import torch"):
                 from rapid_llm.build import build_engine
             self._source, self.tokenizer = opened.result()
-        self._end_ids = end_ids(self._source, self.tokenizer)
         self._engine = build_engine(self.config, self._source, self.ledger, progress)
+        self._rules = RuleMaker(
+            self._engine.config,
+            self._source.config.vocab_size,
+            end_ids(self._source, self.tokenizer),
+            partial(self.tokenizer.encode, add_special_tokens=False),
+        )
         self._live: dict[str, TextRequest] = {}
         self._numbers = count()
         self._lock = threading.RLock()
@@ -160,7 +162,8 @@ class LLM:
         """Yield the output as it grows: a conversation goes through the chat template, anything else is continued as it stands.
 
         Each item is the same object, brought up to date: ``.outputs[0].text`` is everything so far, ``.outputs[0].delta`` what
-        is new. Leaving the loop ends the request. ``tools`` go with a conversation only, as in ``chat``.
+        is new; with ``n`` answers each has its own. Leaving the loop ends the request. ``tools`` go with a conversation only, as
+        in ``chat``.
 
         Raises: RequestError at once, before anything is yielded, when anything is refused.
         """
@@ -173,87 +176,72 @@ class LLM:
         else:
             encoded, default = self._encode(prompt), SamplingParams()
         [params] = self._params_for(1, params, default)
-        [request] = self._add([encoded], [params], continues=not chats)
-        return self._follow(request)
+        return self._follow(self._add([encoded], [params], continues=not chats))
 
     def default_chat_params(self) -> SamplingParams:
         """SamplingParams with the values that the model's generation_config recommends."""
         defaults = self._source.generation
         return SamplingParams().with_defaults(
-            temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k, min_p=defaults.min_p
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
         )
 
-    def _follow(self, request: TextRequest) -> Iterator[RequestOutput]:
-        sent = 0
+    def _follow(self, answers: list[TextRequest]) -> Iterator[RequestOutput]:
+        output, sent = answers[0].output, 0
         try:
-            while not request.finished:
+            while not output.finished:
                 self._step()
-                if len(request.answer.token_ids) > sent or request.finished:
-                    sent = len(request.answer.token_ids)
-                    yield request.output
+                said = sum(len(answer.token_ids) for answer in output.outputs)
+                if said > sent or output.finished:
+                    sent = said
+                    yield output
+                    for answer in output.outputs:
+                        answer.delta = ""
         finally:
-            self._drop(request)
+            self._drop(answers)
 
     def _run(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[RequestOutput]:
-        requests = self._add(encoded, params, continues=continues)
+        answers = self._add(encoded, params, continues=continues)
         try:
-            while not all(request.finished for request in requests):
+            while not all(answer.finished for answer in answers):
                 self._step()
         finally:
-            for request in requests:
-                self._drop(request)
-        return [request.output for request in requests]
+            self._drop(answers)
+        return [answer.output for answer in answers if answer.answer.index == 0]
 
     def _add(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[TextRequest]:
-        """Queue all, or raise and queue none."""
-        rules = [self._rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
-        requests = []
+        """Queue all answers to all prompts, or raise and queue none."""
+        rules = [self._rules.rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
+        added = []
         with self._lock:
             for (text, ids), its, its_rules in zip(encoded, params, rules, strict=True):
-                output = RequestOutput(str(next(self._numbers)), text, ids, [CompletionOutput()])
-                requests.append(TextRequest(output, its, self.tokenizer, continues=continues))
-                self._live[output.request_id] = requests[-1]
-                self._engine.add(Request(output.request_id, list(ids), its_rules))
-        return requests
+                output = RequestOutput(str(next(self._numbers)), text, ids, [])
+                answers = follow(output, its, self.tokenizer, continues=continues)
+                for answer, answer_rules in zip(answers, its_rules, strict=True):
+                    self._live[answer.id] = answer
+                    self._engine.add(Request(answer.id, list(ids), answer_rules))
+                added += answers
+        return added
 
     def _step(self) -> None:
         """Run one step for everybody and bring each request its share."""
         with self._lock:
             for update in self._engine.step():
                 request = self._live[update.request_id]
-                self.ledger.mark_first_token()
+                if update.token is not None:
+                    self.ledger.mark_first_token()
                 if request.take(update):
                     self._engine.abort(update.request_id)
 
-    def _drop(self, request: TextRequest) -> None:
+    def _drop(self, answers: list[TextRequest]) -> None:
         with self._lock:
-            self._live.pop(request.output.request_id, None)
-            if not request.finished:
-                self._engine.abort(request.output.request_id)
-
-    def _rules(self, ids: list[int], params: SamplingParams) -> TokenRules:
-        """What the token half needs to know; refuses what can never run."""
-        config = self._engine.config
-        room = min(config.max_model_len, config.max_kv_tokens + 1) - len(ids)
-        max_new_tokens = max(room, 1) if params.max_tokens is None else params.max_tokens
-        check_fits(config, len(ids), max_new_tokens)
-        vocab_size = self._source.config.vocab_size
-        if wrong := [token for token in (*ids, *(params.stop_token_ids or ())) if not 0 <= token < vocab_size]:
-            wanted = f"ids from 0 to {vocab_size - 1}"
-            raise RequestError(
-                "token id out of the vocabulary", got=str(wrong[0]), wanted=wanted, change="send ids of this model"
-            )
-        return TokenRules(
-            max_new_tokens=max_new_tokens,
-            end_ids=frozenset() if params.ignore_eos else self._end_ids,
-            stop_ids=frozenset(params.stop_token_ids or ()),
-            temperature=params.temperature,
-            top_k=min(max(params.top_k, 0), MAX_TOP_K),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            logprobs=-1 if params.logprobs is None else params.logprobs,
-        )
+            for answer in answers:
+                self._live.pop(answer.id, None)
+                if not answer.finished:
+                    self._engine.abort(answer.id)
 
     def _encode(self, prompt: Any) -> Encoded:
         if isinstance(prompt, str):

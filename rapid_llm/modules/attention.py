@@ -76,7 +76,7 @@ class Attention:
         return self.out(attended)
 
     def _attend(self, q: torch.Tensor, pool: LayerPool, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """q, out: [T, num_heads, head_dim]. Decodes first: rows of ``out`` that are none of theirs get zeros, or a chunk's values."""
+        """q, out: [T, num_heads, head_dim]. Decodes first: they write zeros where there is none, which a chunk may write over."""
         decodes, pools, table = batch.num_decodes, (pool.k, pool.v), batch.page_table
         scale = {"page_size": PAGE_SIZE, "sm_scale": self.sm_scale}
         if decodes:

@@ -26,7 +26,7 @@ class ForwardBatch:
         chunk_bounds: [P + 1] where chunks begin and end among the packed tokens.
         longest_chunk: tokens that no chunk has more of, on the host; 0 without one.
         page_table: [slots, pages] of the whole engine.
-        sampled_rows: [S] packed index of each token whose successor is sampled.
+        sampled_rows: [S] packed index of each token whose logits are wanted, its successor being sampled or scored; ascending.
     """
 
     token_ids: torch.Tensor

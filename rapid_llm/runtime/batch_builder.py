@@ -9,9 +9,8 @@ import torch
 from rapid_llm.config import PAGE_SIZE, ResolvedConfig
 from rapid_llm.modules.forward_batch import ForwardBatch
 from rapid_llm.modules.placement import Placement
-from rapid_llm.step import PageUpdate, StepPlan
-
-Ints = np.ndarray
+from rapid_llm.runtime.transfers import Ints, to_device
+from rapid_llm.step import Chunk, PageUpdate, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +18,8 @@ class StepArrays:
     """What the host knows of a step, int32: as ForwardBatch, and who samples.
 
     Attributes:
+        sampled_rows: without those that are scored, unless ``scores``.
+        scores: whether logits of prompt tokens are wanted too.
         held, held_slots: packed indices of tokens whose id the device holds, and the slots that it holds them for.
         sampled_slots, sampled_positions: [S] whose token is sampled, and the position that it will have.
     """
@@ -36,6 +37,7 @@ class StepArrays:
     sampled_positions: Ints
     held: Ints
     held_slots: Ints
+    scores: bool = False
 
     @property
     def longest_chunk(self) -> int:
@@ -77,6 +79,10 @@ class BatchBuilder:
         rows = self._mirror[np.repeat(slots, lengths), positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         num_keys = starts + lengths
         samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
+        wanted, scores = ends[samples] - 1, any(chunk.targets for chunk in plan.prefills)
+        if scores:
+            rows_of = (_logit_rows(int(end), chunk) for end, chunk in zip(ends, chunks, strict=True))
+            wanted = np.fromiter(chain.from_iterable(rows_of), np.int32)
         # Only single tokens can be on the device, and they come first in the packed order.
         held = np.array([i for i, chunk in enumerate(plan.decodes) if not chunk.token_ids], dtype=np.int32)
         return StepArrays(
@@ -88,11 +94,12 @@ class BatchBuilder:
             chunk_rows=slots[num_decodes:],
             chunk_lens=num_keys[num_decodes:],
             chunk_bounds=np.concatenate(([num_decodes], ends[num_decodes:])).astype(np.int32),
-            sampled_rows=ends[samples] - 1,
+            sampled_rows=wanted,
             sampled_slots=slots[samples],
             sampled_positions=num_keys[samples],
             held=held,
             held_slots=slots[held],
+            scores=scores,
         )
 
     def build(self, step: StepArrays, last_ids: torch.Tensor) -> ForwardBatch:
@@ -113,13 +120,7 @@ class BatchBuilder:
         return ForwardBatch(**sent, longest_chunk=step.longest_chunk, page_table=self.page_table)
 
 
-def to_device(parts: tuple[Ints, ...], device: torch.device) -> list[torch.Tensor]:
-    """All parts in one host-to-device copy; views of it, each on a 16-byte boundary as kernels like it."""
-    padded = [len(part) + -len(part) % 4 for part in parts]
-    packed = torch.zeros(sum(padded), dtype=torch.int32, pin_memory=device.type == "cuda")
-    views, start = packed.numpy(), 0
-    for part, size in zip(parts, padded, strict=True):
-        views[start : start + len(part)] = part
-        start += size
-    on_device = torch.split(packed.to(device, non_blocking=True), padded)
-    return [view[: len(part)] for view, part in zip(on_device, parts, strict=True)]
+def _logit_rows(end: int, chunk: Chunk) -> list[int]:
+    """Packed index of each token of ``chunk``, which ends before ``end``, whose logits are wanted: scored ones, then the last."""
+    first = end - chunk.length + chunk.score_from - chunk.start
+    return [*range(first, first + len(chunk.targets)), *([end - 1] if chunk.samples else [])]

@@ -11,15 +11,17 @@ that can ever be made is one of those that ``prepare`` has made.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
 
 from rapid_llm.config import ResolvedConfig
 from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
-from rapid_llm.runtime.batch_builder import Ints, StepArrays
+from rapid_llm.runtime.batch_builder import StepArrays
 from rapid_llm.runtime.recorded_steps import Model
 from rapid_llm.runtime.sampler import Sampler
+from rapid_llm.runtime.transfers import Ints
 
 LARGEST_GRAPH = 2048
 """Tokens of the largest step that is captured."""
@@ -233,7 +235,7 @@ def room_for_steps(config: ResolvedConfig) -> int:
 
 def cuda_graphs(device: torch.device) -> Capture:
     """Capture as CUDA graphs that share one pool of memory: they never run at the same time."""
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(launch: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
@@ -251,8 +253,6 @@ def cuda_graphs(device: torch.device) -> Capture:
     return capture
 
 
-_NONE = np.zeros(0, dtype=np.int32)
-NOTHING = StepArrays(
-    **{field.name: np.zeros(1, np.int32) if field.name == "chunk_bounds" else _NONE for field in fields(StepArrays)}
-)
+_EMPTY: dict[str, Any] = {field.name: np.zeros(int(field.name == "chunk_bounds"), np.int32) for field in fields(StepArrays)}
+NOTHING = StepArrays(**_EMPTY | {"scores": False})
 """A step that is padding alone."""

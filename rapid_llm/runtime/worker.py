@@ -4,8 +4,9 @@ import torch
 
 from rapid_llm.config import ResolvedConfig
 from rapid_llm.modules.placement import Placement
-from rapid_llm.runtime.batch_builder import BatchBuilder, StepArrays, to_device
+from rapid_llm.runtime.batch_builder import BatchBuilder
 from rapid_llm.runtime.kv_pool import KVPool
+from rapid_llm.runtime.prompt_scorer import PromptScorer, ScoredPrompts
 from rapid_llm.runtime.recorded_steps import Model, RecordedSteps
 from rapid_llm.runtime.sampler import SampledStep, Sampler
 from rapid_llm.runtime.step_graphs import StepGraphs, cuda_graphs, room_for_steps
@@ -29,6 +30,7 @@ class Worker:
         slots = config.max_num_seqs + 1  # the last is nobody's: what padding samples goes there
         ids = torch.zeros(slots + (0 if on_cpu else room_for_steps(config)), dtype=torch.int32, device=place.device)
         self.sampler = Sampler(config, place, vocab_size, ids[:slots])
+        self.scorer = PromptScorer(config, place, vocab_size)
         self.graphs: StepGraphs | None = None
         if not on_cpu:
             capture = cuda_graphs(place.device) if config.cuda_graphs else None
@@ -45,34 +47,41 @@ class Worker:
     def submit(self, plan: StepPlan) -> "SubmittedStep":
         """Run one step; see StepPlan for what it holds."""
         self.sampler.setup(plan.slots)
+        self.scorer.setup(plan.slots)
         self.builder.add_pages(plan.pages)
-        step = self.builder.arrays(plan)
-        logits, ids = self._run(step)
-        submitted = SubmittedStep(self.sampler.report(logits, ids, step.sampled_slots.tolist()))
+        submitted = self._run(plan)
         if self.graphs is not None and self.graphs.pending:
             self.graphs.capture_next()  # while the device is busy with this step
         return submitted
 
-    def _run(self, step: StepArrays) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.graphs is not None:
-            return self.graphs(step)
-        logits = self.forward(self.builder.build(step, self.sampler.last_ids))
-        return logits, self.sampler.draw(logits, *to_device((step.sampled_slots, step.sampled_positions), self.device))
+    def _run(self, plan: StepPlan) -> "SubmittedStep":
+        step, drawn, scored = self.builder.arrays(plan), None, None
+        if self.graphs is not None and not step.scores:
+            logits, drawn = self.graphs(step)
+        else:
+            logits = self.forward(self.builder.build(step, self.sampler.last_ids))
+            scored = self.scorer(logits, plan)
+            logits = logits if scored is None else logits[scored.sampled_rows]
+        slots = step.sampled_slots.tolist()
+        sampled = self.sampler(logits, slots, step.sampled_positions.tolist(), drawn) if slots else None
+        return SubmittedStep(sampled, scored, self.device)
 
 
 class SubmittedStep:
     """A step on its way. On a GPU its ids travel to pinned memory behind it."""
 
-    def __init__(self, sampled: SampledStep) -> None:
-        self.sampled = sampled
+    def __init__(self, sampled: SampledStep | None, scored: ScoredPrompts | None, device: torch.device) -> None:
+        self.sampled, self.scored = sampled, scored
         self.event: torch.cuda.Event | None = None
-        if sampled.ids.is_cuda:
-            self.sampled = sampled.to_host()
+        if device.type == "cuda":
+            self.sampled = None if sampled is None else sampled.to_host()
+            self.scored = None if scored is None else scored.to_host()
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
 
     def result(self) -> StepResult:
-        """Wait for the ids of this step, and of this step only."""
+        """Wait for this step, and for this step only."""
         if self.event is not None:
             self.event.synchronize()
-        return StepResult(self.sampled.tokens())
+        tokens = {} if self.sampled is None else self.sampled.tokens()
+        return StepResult(tokens, {} if self.scored is None else self.scored.tokens())

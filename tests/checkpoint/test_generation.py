@@ -13,7 +13,7 @@ FILE = Path("generation_config.json")
 
 def test_values_are_taken_and_absent_ones_are_none():
     raw = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40, "eos_token_id": [1, 2], "transformers_version": "5"}
-    assert GenerationDefaults.from_hf(raw, FILE) == GenerationDefaults(0.6, 0.9, 40, None, (1, 2))
+    assert GenerationDefaults.from_hf(raw, FILE) == GenerationDefaults(0.6, 0.9, 40, eos_token_ids=(1, 2))
     assert GenerationDefaults.from_hf({}, FILE) == GenerationDefaults()
 
 
@@ -34,6 +34,7 @@ def test_do_sample_false_asks_for_greedy_decoding():
         ("top_k", -2),
         ("top_k", 3.5),
         ("min_p", 2),
+        ("repetition_penalty", 0),
         ("eos_token_id", -1),
         ("eos_token_id", "</s>"),
         ("eos_token_id", [1, None]),
@@ -47,8 +48,8 @@ def test_a_value_out_of_range_is_refused_by_key_and_file(key, value):
 
 def test_sampling_values_that_are_not_applied_are_logged_by_name(caplog):
     with caplog.at_level(logging.WARNING):
-        GenerationDefaults.from_hf({"repetition_penalty": 1.1, "num_beams": 1, "no_repeat_ngram_size": 3}, FILE)
-    assert "not applied by this version: no_repeat_ngram_size, repetition_penalty" in caplog.text
+        GenerationDefaults.from_hf({"typical_p": 0.9, "num_beams": 1, "no_repeat_ngram_size": 3}, FILE)
+    assert "not applied by this version: no_repeat_ngram_size, typical_p" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ VARIANTS = {
 NARROW = {
     ("triton.update_kv_index", "_update_kv_index_kernel"),
     ("triton.top_logprobs", "_merge_kernel"),
+    ("triton.adjust_logits", "_edit_kernel"),
     ("triton.gather_columns", "_gather_columns_kernel"),
     ("triton.route_experts", "_route_kernel"),
     *((row.name, kernel) for row in NATIVE_ROWS for kernel in ("_count_kernel", "_place_kernel") if "fused_moe" in row.op),

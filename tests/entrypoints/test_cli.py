@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rapid_llm import LLM
 from rapid_llm.entrypoints import cli, doctor
 from tests.checkpoint.hub_server import HubServer, files_of, point_client_at, put_in_cache
 from tests.tiny_model import save_checkpoint, tiny_llama
@@ -44,6 +45,37 @@ def test_generate_prints_the_continuation_and_nothing_else(capsys, folder):
 def test_the_same_seed_prints_the_same_text(capsys, folder):
     flags = ["--model", folder, "--max-tokens", "8", "--seed", "4", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.01"]
     assert run(capsys, "generate", "hello", *flags) == run(capsys, "generate", "hello", *flags)
+
+
+SAMPLING_FLAGS = {
+    "--temperature 0.5": ("temperature", 0.5),
+    "--top-p 0.5": ("top_p", 0.5),
+    "--top-k 5": ("top_k", 5),
+    "--min-p 0.5": ("min_p", 0.5),
+    "--seed 5": ("seed", 5),
+    "--max-tokens 5": ("max_tokens", 5),
+    "--min-tokens 5": ("min_tokens", 5),
+    "--stop a --stop b": ("stop", ("a", "b")),
+    "--stop-token-ids 5 --stop-token-ids 6": ("stop_token_ids", (5, 6)),
+    "--ignore-eos": ("ignore_eos", True),
+    "--presence-penalty 0.5": ("presence_penalty", 0.5),
+    "--frequency-penalty 0.5": ("frequency_penalty", 0.5),
+    "--repetition-penalty 1.5": ("repetition_penalty", 1.5),
+    "--logit-bias 5=-100 --logit-bias 6=1.5": ("logit_bias", {5: -100.0, 6: 1.5}),
+    "--bad-words a --bad-words b": ("bad_words", ("a", "b")),
+}
+
+
+@pytest.mark.case("H10")
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("flags", SAMPLING_FLAGS)
+def test_a_sampling_flag_reaches_the_request(capsys, folder, monkeypatch, command, flags):
+    asked, stream = [], LLM.stream
+    monkeypatch.setattr(LLM, "stream", lambda llm, prompt, params: asked.append(params) or stream(llm, prompt, params))
+    code, _, _ = run(capsys, command, "hi", "--model", folder, "--max-tokens", "8", "--max-kv-tokens", "256", *flags.split())
+    assert code == 0
+    name, value = SAMPLING_FLAGS[flags]
+    assert getattr(asked[0], name) == value
 
 
 def test_chat_answers_one_message(capsys, folder):
@@ -89,6 +121,13 @@ def test_a_prompt_may_come_from_standard_input(capsys, folder, monkeypatch):
 BAD = [
     pytest.param(["generate", ""], "the prompt is empty", id="empty-prompt"),
     pytest.param(["generate", "x", "--temperature", "-1"], "temperature is out of range", id="temperature"),
+    pytest.param(["generate", "x", "--logit-bias", "7=101"], "logit_bias is out of range", id="bias"),
+    pytest.param(
+        ["generate", "x", "--max-tokens", "8", "--logit-bias", "261=1"],
+        "logit_bias: token id out of the vocabulary",
+        id="bias-id",
+    ),
+    pytest.param(["generate", "x", "--repetition-penalty", "0"], "repetition_penalty is out of range", id="penalty"),
     pytest.param(["generate", "x", "--top-p", "0"], "top_p is out of range", id="top-p"),
     pytest.param(["generate", "x", "--max-tokens", "0"], "max_tokens is out of range", id="max-tokens"),
     pytest.param(["generate", "x", "--max-tokens", "999"], "longer than the context", id="past-the-context"),

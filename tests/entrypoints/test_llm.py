@@ -1,5 +1,6 @@
 """LLM as its users call it, over a tiny random checkpoint."""
 
+import json
 import threading
 
 import pytest
@@ -231,10 +232,11 @@ def test_every_source_of_end_ids_ends_an_answer(tmp_path, source):
 
 def test_chat_takes_its_sampling_values_from_generation_config(tmp_path):
     folder = save_checkpoint(tiny_llama(), tmp_path)
-    (folder / "generation_config.json").write_text('{"temperature": 0.5, "top_p": 0.9, "top_k": 7, "do_sample": true}')
+    recommended = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1.2, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
     llm = LLM(str(folder), max_kv_tokens=256)
     params = llm.default_chat_params()
-    assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.9, 7)
+    assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (0.5, 0.9, 7, 1.2)
     messages = [{"role": "user", "content": "hi"}]
     seeded = SamplingParams(temperature=0.5, top_p=0.9, top_k=7, seed=5, max_tokens=9)
     [one], [two] = llm.chat(messages, seeded), llm.chat([messages], seeded)

@@ -1,4 +1,4 @@
-"""sample and top_logprobs against their float64 twins, on every row that this machine runs."""
+"""sample, top_logprobs and adjust_logits against their float64 twins, on every row that this machine runs."""
 
 import dataclasses
 import math
@@ -463,3 +463,126 @@ def test_top_logprobs_refuses_what_it_cannot_fill(top_logprobs, logits, columns,
             to(device, logits), torch.zeros(2, dtype=torch.int32, device=device), out_ids=out_ids, out_logprobs=out_logprobs
         )
     assert (out_ids == -77).all()
+
+
+def adjustments(num_seqs, vocab_size, device, **changes):
+    """Arguments of adjust_logits besides the logits: nothing to adjust but what ``changes`` say."""
+    nothing = {
+        "counts": torch.zeros(0, vocab_size, dtype=torch.int32),
+        "count_rows": torch.full((num_seqs,), -1, dtype=torch.int32),
+        "repetition": torch.ones(num_seqs),
+        "presence": torch.zeros(num_seqs),
+        "frequency": torch.zeros(num_seqs),
+        "edit_rows": torch.zeros(0, dtype=torch.int32),
+        "edit_ids": torch.zeros(0, dtype=torch.int32),
+        "edit_values": torch.zeros(0),
+    }
+    return {name: to(device, values) for name, values in {**nothing, **changes}.items()}
+
+
+def edits_of(entries):
+    rows, ids, values = zip(*entries, strict=True)
+    as_ids = {"edit_rows": torch.tensor(rows, dtype=torch.int32), "edit_ids": torch.tensor(ids, dtype=torch.int32)}
+    return {**as_ids, "edit_values": torch.tensor(values)}
+
+
+def adjusted(adjust_logits, logits, **changes):
+    """The result, whose buffer is wider than it: nothing beside it may change."""
+    buffer = torch.full((logits.shape[0], logits.shape[1] + 9), 7.0, device=logits.device)
+    out = buffer[:, : logits.shape[1]]
+    assert adjust_logits(logits, **adjustments(*logits.shape, logits.device, **changes), out=out) is out
+    assert (buffer[:, logits.shape[1] :] == 7.0).all()
+    return out
+
+
+IN_PROMPT = 1 << 30
+
+
+@each_row_of("adjust_logits")
+def test_adjust_logits_holds_over_its_whole_sweep(adjust_logits, device):
+    assert broken_cases_of(adjust_logits, device) == []
+
+
+@each_row_of("adjust_logits")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_without_adjustments_are_copied_bit_by_bit_whatever_their_neighbours_ask_for(adjust_logits, dtype, device):
+    logits = (4 * torch.randn(4, 2049, device=device)).to(dtype)
+    counts = torch.full((2, 2049), 3, dtype=torch.int32)
+    changes = {
+        "counts": counts,
+        "count_rows": torch.tensor([-1, 1, -1, -1], dtype=torch.int32),
+        "repetition": torch.tensor([9.0, 2.0, 9.0, 9.0]),
+        "presence": torch.full((4,), 9.0),
+        "frequency": torch.full((4,), 9.0),
+        **edits_of([(3, 2048, -math.inf)]),
+    }
+    out = adjusted(adjust_logits, logits, **changes)
+    assert torch.equal(out[[0, 2]], logits[[0, 2]].float())
+    assert torch.equal(out[3, :2048], logits[3, :2048].float())
+    assert out[3, 2048] == -math.inf
+    assert not torch.equal(out[1], logits[1].float())
+
+
+@each_row_of("adjust_logits")
+def test_penalties_are_those_of_their_definitions(adjust_logits, device):
+    logits = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0, 0.0]], device=device)
+    counts = torch.tensor([[0, 0, IN_PROMPT, IN_PROMPT + 1, 3, 1]], dtype=torch.int32)
+    values = {"repetition": torch.tensor([2.0]), "presence": torch.tensor([0.5]), "frequency": torch.tensor([0.25])}
+    out = adjusted(adjust_logits, logits, counts=counts, count_rows=torch.zeros(1, dtype=torch.int32), **values)
+    # untouched, untouched, only in the prompt, in both, put out thrice, put out once
+    assert out.tolist() == [[2.0, -2.0, 1.0, -4.0 - 0.75, 1.0 - 1.25, -0.75]]
+
+
+@pytest.mark.case("H5")
+@each_row_of("adjust_logits")
+def test_a_token_may_be_raised_and_banned_at_once_and_a_ban_wins(adjust_logits, device):
+    logits = torch.zeros(2, 2049, device=device)
+    entries = [(1, 7, 100.0), (1, 7, -math.inf), (1, 7, -math.inf), (0, 2048, -2.5), (1, 2048, 100.0)]
+    out = adjusted(adjust_logits, logits, **edits_of(entries))
+    assert out[1, 7] == -math.inf
+    assert (out[0, 2048], out[1, 2048]) == (-2.5, 100.0)
+    assert int((out != 0).sum()) == 3
+
+
+@pytest.mark.case("H4")
+@each_row_of("adjust_logits")
+def test_a_nan_stays_one_under_penalties_and_bans(adjust_logits, device):
+    logits = torch.zeros(2, 300, device=device)
+    logits[:, 7] = math.nan
+    changes = {
+        "counts": torch.ones(1, 300, dtype=torch.int32),
+        "count_rows": torch.tensor([0, -1], dtype=torch.int32),
+        "repetition": torch.full((2,), 2.0),
+        **edits_of([(0, 7, -math.inf), (1, 7, -math.inf)]),
+    }
+    assert adjusted(adjust_logits, logits, **changes)[:, 7].isnan().all()
+
+
+@pytest.mark.case("G13")
+@each_row_of("adjust_logits")
+def test_adjusting_no_rows_writes_nothing(adjust_logits, device):
+    assert adjusted(adjust_logits, torch.empty(0, 257, device=device)).shape == (0, 257)
+
+
+@each_row_of("adjust_logits")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"logits": torch.zeros(3, 20)[:, ::2]}, id="every-other-logit"),
+        pytest.param({"logits": torch.zeros(3, 10).double()}, id="float64-logits"),
+        pytest.param({"counts": torch.zeros(2, 9, dtype=torch.int32)}, id="a-column-short"),
+        pytest.param({"counts": torch.zeros(2, 10, dtype=torch.int64)}, id="int64-counts"),
+        pytest.param({"count_rows": torch.zeros(2, dtype=torch.int32)}, id="a-row-short"),
+        pytest.param({"presence": torch.zeros(6)[::2]}, id="strided-penalty"),
+        pytest.param({"edit_ids": torch.zeros(2, dtype=torch.int32)}, id="edits-of-two-lengths"),
+        pytest.param({"edit_values": torch.zeros(0).double()}, id="float64-edits"),
+        pytest.param({"out": torch.zeros(3, 10, dtype=torch.bfloat16)}, id="bf16-result"),
+    ],
+)
+def test_adjust_logits_refuses_what_it_would_misread(adjust_logits, wrong, device):
+    out = torch.full((3, 10), 7.0, device=device)
+    given = {name: to(device, value) for name, value in wrong.items()}
+    arguments = {"logits": torch.zeros(3, 10, device=device), **adjustments(3, 10, device), "out": out, **given}
+    with pytest.raises(KernelInputError, match=r"adjust_logits\(logits \["):
+        adjust_logits(**arguments)
+    assert (out == 7.0).all()

@@ -170,6 +170,12 @@ def _logits() -> Iterator[Sizes]:
             yield {"num_seqs": batch, "vocab_size": vocabulary}
 
 
+def _adjusted() -> Iterator[Sizes]:
+    """As _logits, every row with penalties and a few edits."""
+    for sizes in _logits():
+        yield {**sizes, "table_rows": sizes["num_seqs"], "num_edits": 8 * sizes["num_seqs"]}
+
+
 _SIZES = {
     "rms_norm": lambda: _of_rows("d", HIDDEN),
     "add_rms_norm": lambda: _of_rows("d", HIDDEN),
@@ -201,4 +207,5 @@ _SIZES = {
     "flashattention2_nopad": _prefill,
     "sample": _logits,
     "top_logprobs": _logits,
+    "adjust_logits": _adjusted,
 }

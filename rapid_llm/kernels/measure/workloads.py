@@ -515,6 +515,26 @@ def _top_logprobs(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     ]
 
 
+def _adjust_logits(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    seqs, vocabulary, edits = s["num_seqs"], s["vocab_size"], s["num_edits"]
+    places = torch.randperm(seqs * vocabulary, generator=make.generator, device=make.device)[:edits].int()
+    return [
+        {
+            "logits": make.normal(seqs, vocabulary, scale=3.0),
+            "counts": make.ids(s["table_rows"] * vocabulary, 3).view(s["table_rows"], vocabulary),
+            "count_rows": make.ids(seqs, s["table_rows"]),
+            "repetition": make.full(seqs, 1.1, torch.float32),
+            "presence": make.full(seqs, 0.5, torch.float32),
+            "frequency": make.full(seqs, 0.25, torch.float32),
+            "edit_rows": places // vocabulary,
+            "edit_ids": places % vocabulary,
+            "edit_values": make.full(edits, -5.0, torch.float32),
+            "out": make.empty(seqs, vocabulary, dtype=torch.float32),
+        }
+        for _ in range(make.count)
+    ]
+
+
 _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "swiglu": _swiglu,
     "rms_norm": _rms_norm,
@@ -546,4 +566,5 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "flashattention2_nopad": _flashattention2_nopad,
     "sample": _sample,
     "top_logprobs": _top_logprobs,
+    "adjust_logits": _adjust_logits,
 }

@@ -589,7 +589,7 @@ def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
     if room.itemsize == 4:
         block_m, block_n, block_k = min(tokens, 32), 32, 64
     elif tokens <= 64:
-        block_m, block_n, block_k = (tokens, 64, 256) if tokens <= 32 else (tokens, 128, 128)
+        block_m, block_n, block_k = (tokens, 64, 256) if tokens <= 32 else (tokens, room.pick(pre_hopper=32, hopper_up=128), 128)
     else:
         block_m, block_k = room.pick(pre_hopper=64, hopper_up=128), room.pick(pre_hopper=128, hopper_up=64)
         block_n = 128 if -(-tokens // block_m) * -(-n // 128) >= _FEW_PROGRAMS else 64

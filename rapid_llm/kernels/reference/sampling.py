@@ -60,6 +60,33 @@ def top_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, *, n: int) -> tu
     return torch.tensor(ids, dtype=torch.int64).view(shape), torch.tensor(logprobs, dtype=torch.float64).view(shape)
 
 
+def adjust_logits(
+    logits: torch.Tensor,
+    counts: torch.Tensor,
+    count_rows: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+    edit_rows: torch.Tensor,
+    edit_ids: torch.Tensor,
+    edit_values: torch.Tensor,
+) -> torch.Tensor:
+    """Float64 logits [B, V], penalised by the row of counts that each names, then edited token by token."""
+    rows: list[list[float]] = logits.double().tolist()
+    for row, table_row in enumerate(count_rows.tolist()):
+        if table_row < 0:
+            continue
+        held = counts[table_row].tolist()
+        for token in (token for token, count in enumerate(held) if count):
+            put_out = held[token] % (1 << 30)
+            score = rows[row][token]
+            score = score / float(repetition[row]) if score > 0 else score * float(repetition[row])
+            rows[row][token] = score - float(frequency[row]) * put_out - (float(presence[row]) if put_out else 0.0)
+    for row, token, value in zip(edit_rows.tolist(), edit_ids.tolist(), edit_values.tolist(), strict=True):
+        rows[row][token] += value
+    return torch.tensor(rows, dtype=torch.float64).view(logits.shape)
+
+
 def _is_sound(scores: torch.Tensor) -> bool:
     """No NaN, and something above -inf."""
     return not bool(torch.isnan(scores).any()) and float(scores.max()) > -math.inf

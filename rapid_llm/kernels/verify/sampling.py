@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from rapid_llm.kernels.ops.interfaces import Sizes
-from rapid_llm.kernels.ops.sampling.rows import SAMPLE, TOP_LOGPROBS
+from rapid_llm.kernels.ops.sampling.rows import ADJUST_LOGITS, SAMPLE, TOP_LOGPROBS
 from rapid_llm.kernels.reference import sampling as reference
-from rapid_llm.kernels.verify.buffers import Stage
+from rapid_llm.kernels.verify.buffers import Stage, once_rounded
 from rapid_llm.kernels.verify.case import Case, CaseMaker, Check
 
 # One value per row in turn; the periods share no factor, so that a sweep pairs all of them.
@@ -62,6 +62,37 @@ def _top_logprobs(sizes: Sizes, dtype: torch.dtype, device: torch.device, genera
     return Case(hard or "random", arguments, [*checks, *stage.guards()])
 
 
+def _adjust_logits(sizes: Sizes, dtype: torch.dtype, device: torch.device, generator: torch.Generator, hard: str | None) -> Case:
+    num_seqs, vocab_size, table_rows, num_edits = (sizes[name] for name in ("num_seqs", "vocab_size", "table_rows", "num_edits"))
+    stage = Stage(ADJUST_LOGITS, sizes, dtype, device)
+    counts = torch.randint(0, 40, (table_rows, vocab_size), generator=generator)
+    counts *= torch.rand(counts.shape, generator=generator) < 0.2
+    counts += (torch.rand(counts.shape, generator=generator) < 0.2).long() << 30
+    # Every third row has no penalties; the others share the table in an order that is not theirs.
+    rows = torch.tensor([-1 if row % 3 == 2 or not table_rows else (7 * row + 2) % table_rows for row in range(num_seqs)])
+    edits = {"edit_rows": torch.zeros(0), "edit_ids": torch.zeros(0), "edit_values": torch.zeros(0)}
+    if num_seqs and num_edits:
+        places = torch.randperm(num_seqs * vocab_size, generator=generator)[:num_edits]
+        if hard == "doubled_edits":  # a token that is raised and banned, and banned twice
+            places[1::2] = places[: 2 * (num_edits // 2) : 2]
+        values = _in_turn((-math.inf, 100.0, -math.inf, -99.5, -math.inf, 0.25), num_edits)
+        edits = {"edit_rows": places // vocab_size, "edit_ids": places % vocab_size, "edit_values": values}
+    arguments = {
+        "logits": stage.place("logits", _logits(sizes, generator, hard)),
+        "counts": stage.place("counts", counts),
+        "count_rows": stage.place("count_rows", rows),
+        "repetition": stage.place("repetition", _in_turn((1.2, 1.0, 0.5, 2.0), num_seqs)),
+        "presence": stage.place("presence", _in_turn((0.5, 0.0, -2.0), num_seqs)),
+        "frequency": stage.place("frequency", _in_turn((0.25, 0.0, 1.5, -2.0, 0.0), num_seqs)),
+        **{name: stage.place(name, values) for name, values in edits.items()},
+    }
+    expected = reference.adjust_logits(**arguments)
+    out = stage.unwritten("out", (num_seqs, vocab_size))
+    # The largest terms are a bias of 100 and 39 times a frequency penalty of 2.
+    check = Check("out", lambda: out, expected, *once_rounded(torch.float32, terms=200.0))
+    return Case(hard or "random", {**arguments, "out": out}, [check, *stage.guards()])
+
+
 def _in_turn(values: Sequence[float], count: int) -> torch.Tensor:
     return torch.tensor([values[row % len(values)] for row in range(count)], dtype=torch.float64)
 
@@ -88,4 +119,4 @@ def _logits(sizes: Sizes, generator: torch.Generator, hard: str | None) -> torch
     return logits
 
 
-CASES: dict[str, CaseMaker] = {"sample": _sample, "top_logprobs": _top_logprobs}
+CASES: dict[str, CaseMaker] = {"sample": _sample, "top_logprobs": _top_logprobs, "adjust_logits": _adjust_logits}

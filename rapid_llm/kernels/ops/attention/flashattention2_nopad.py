@@ -1,7 +1,7 @@
 """Causal attention of packed ragged prompts over keys read through the page table. Compute-bound.
 
-One program per (query tile, head). Fresh, resumed and shared prompts are one code path: the keys of a sequence are its table row's
-pages, its queries are the last of its positions. Keys that every query of the tile sees are walked without a mask; only the
+One program per (query tile, head). Fresh, resumed and shared prompts are one code path: the keys of a sequence are its table
+row's pages, its queries are the last of its positions. Keys that every query of the tile sees are walked without a mask; only the
 diagonal and the last keys are masked. Scores, maxima and sums stay in fp32.
 
 The list of tiles is worked out on the device, by each program from the bounds of the sequences: the host knows how many tiles a
@@ -38,8 +38,8 @@ def flashattention2_nopad(
 ) -> torch.Tensor:
     """Write causal attention of packed ragged prompts, or chunks of them, into ``out`` and return it. Copies nothing.
 
-    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; the keys before those are
-    its cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
+    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; those before are its
+    cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
     What the index tensors hold is not looked at on the host.
 
     Args:
@@ -76,7 +76,7 @@ def flashattention2_nopad(
         "flashattention2_nopad", device=launch_device(q), dtype=q.dtype,
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, page_size=page_size, q_len=max_seqlen_q,
     ).launch()  # fmt: skip
-    block_m, seqs = tile["BLOCK_M"], min(triton.next_power_of_2(num_seqs), _SEQS)
+    block_m = tile["BLOCK_M"]
     num_tiles = min(q.shape[0] // block_m + num_seqs, num_seqs * triton.cdiv(max_seqlen_q, block_m))  # the last may be ragged
     _flashattention2_nopad_kernel[(num_tiles * num_heads,)](
         q, k_pool, v_pool, out, page_table, table_rows, cu_seqlens_q, seq_lens,
@@ -84,7 +84,7 @@ def flashattention2_nopad(
         out.stride(0), out.stride(1), page_table.stride(0),
         num_seqs, sm_scale * math.log2(math.e),
         NUM_HEADS=num_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim,
-        PADDED_DIM=max(triton.next_power_of_2(head_dim), 16), PAGE_SIZE=page_size, SEQS=seqs, **tile,
+        PADDED_DIM=max(triton.next_power_of_2(head_dim), 16), PAGE_SIZE=page_size, SEQS=_SEQS, **tile,
     )  # fmt: skip
     return out
 

@@ -32,8 +32,8 @@ def flashattention2_nopad(
 ) -> torch.Tensor:
     """Write causal attention of packed ragged prompts, or chunks of them, into ``out`` and return it; fp32 maths.
 
-    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; the keys before those are
-    its cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
+    Rows cu_seqlens_q[b]:cu_seqlens_q[b + 1] of q are the last tokens of sequence b's seq_lens[b] keys; those before are its
+    cached prefix. The key at position p lies in pool row page_table[table_rows[b], p // page_size] * page_size + p % page_size.
 
     Args:
         q: [num_tokens, num_heads, head_dim], fp32 | bf16 | fp16; inner stride 1, the others free.

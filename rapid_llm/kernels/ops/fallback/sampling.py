@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from rapid_llm.kernels.ops.sampling.inputs import check_sample, check_top_logprobs
+from rapid_llm.kernels.ops.sampling.inputs import check_adjust_logits, check_sample, check_top_logprobs
 
 _CHUNK_ELEMENTS = 1 << 22  # logits that are sampled at a time: the noise takes some ten int64 temporaries
 _LARGEST_TOPK = 4096  # rows with more candidates are sorted
@@ -120,6 +120,53 @@ def top_logprobs(
     known = sound & (ids >= 0)
     out_ids.copy_(torch.where(known, ids, -1))
     return out_logprobs.copy_(torch.where(known, logprobs.gather(1, ids.clamp(min=0)), float("nan")))
+
+
+def adjust_logits(
+    logits: torch.Tensor,
+    counts: torch.Tensor,
+    count_rows: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+    edit_rows: torch.Tensor,
+    edit_ids: torch.Tensor,
+    edit_values: torch.Tensor,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Write the penalised and edited logits into ``out`` and return it.
+
+    In a row whose ``count_rows`` names a row of counts: a logit of a token that occurred is divided by ``repetition`` where it is
+    above 0 and multiplied by it elsewhere; then ``frequency`` times the number of times it was put out is taken away, and
+    ``presence`` once if it was. Other rows are copied. Last, each edit's value is added to its token: -inf bans it. A NaN stays.
+
+    Args:
+        logits: [num_seqs, vocab_size], fp32 | bf16 | fp16; inner stride 1, row stride free.
+        counts: [table_rows, vocab_size], int32, times that a token was put out, plus 2**30 where it occurred in the prompt;
+            inner stride 1, row stride free.
+        count_rows: [num_seqs], int32, -1 <= row < table_rows; -1 has no penalties; stride 1.
+        repetition, presence, frequency: [num_seqs], fp32, repetition > 0; stride 1.
+        edit_rows, edit_ids: [num_edits], int32, rows and ids of ``logits``; at most one finite edit a token of a row; stride 1.
+        edit_values: [num_edits], fp32, finite or -inf; stride 1.
+        out: [num_seqs, vocab_size], fp32, no part of ``logits``; inner stride 1, row stride free.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/sampling.py::adjust_logits. Origin: this repo; repetition penalty as in Keskar et al. 2019
+    (https://arxiv.org/abs/1909.05858), the other two as in OpenAI's API.
+    """
+    check_adjust_logits(logits, counts, count_rows, repetition, presence, frequency, edit_rows, edit_ids, edit_values, out)
+    out.copy_(logits)
+    rows = (count_rows >= 0).nonzero().view(-1)
+    if rows.shape[0]:
+        held = counts.index_select(0, count_rows.index_select(0, rows))
+        factor, once, each = (part.index_select(0, rows)[:, None] for part in (repetition, presence, frequency))
+        scores = out.index_select(0, rows)
+        scores = torch.where(held != 0, torch.where(scores > 0, scores / factor, scores * factor), scores)
+        held &= (1 << 30) - 1
+        out.index_copy_(0, rows, scores - each * held - once * (held > 0))
+    if edit_ids.shape[0]:
+        out.index_put_((edit_rows, edit_ids), edit_values, accumulate=True)
+    return out
 
 
 def _draw(logits: torch.Tensor, peaks: torch.Tensor, rules: _Rules) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the rows of sample and top_logprobs ask of their tensors before they launch."""
+"""What the rows of the sampling family ask of their tensors before they launch."""
 
 import torch
 
@@ -61,6 +61,43 @@ def check_top_logprobs(
         )
 
 
+def check_adjust_logits(
+    logits: torch.Tensor,
+    counts: torch.Tensor,
+    count_rows: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+    edit_rows: torch.Tensor,
+    edit_ids: torch.Tensor,
+    edit_values: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Raises: KernelInputError unless the tensors fit one another."""
+    row_values = ((count_rows, torch.int32), *((values, torch.float32) for values in (repetition, presence, frequency)))
+    edits = ((edit_rows, torch.int32), (edit_ids, torch.int32), (edit_values, torch.float32))
+    if (
+        not _logits_fit(logits, None)
+        or not all(_per_row(values, logits, dtype) for values, dtype in row_values)
+        or not (counts.dim() == 2 and counts.shape[1] == logits.shape[1] and counts.dtype == torch.int32)
+        or not (out.shape == logits.shape and out.dtype == torch.float32)
+        or not (counts.stride(1) == out.stride(1) == 1)
+        or not (counts.device == out.device == logits.device)
+        or not all(_per_row(values, edit_ids, dtype) and values.dim() == 1 for values, dtype in edits)
+        or edit_ids.device != logits.device
+    ):
+        raise KernelInputError(
+            describe(
+                "adjust_logits", logits=logits, counts=counts, count_rows=count_rows, repetition=repetition, presence=presence,
+                frequency=frequency, edit_rows=edit_rows, edit_ids=edit_ids, edit_values=edit_values, out=out,
+            ),
+            wanted=f"{_wanted_logits(None)}, counts [rows, vocab_size] int32 and out fp32 like logits, inner stride 1; "
+            "count_rows int32, repetition, presence, frequency fp32, each [num_seqs]; edit_rows, edit_ids int32, edit_values "
+            "fp32, each [num_edits]; all of stride 1",
+            change="pass one value of that dtype per row of logits and per edit",
+        )  # fmt: skip
+
+
 def _wanted_logits(max_vocab: int | None) -> str:
     bound = "" if max_vocab is None else f" <= {max_vocab:,}"
     return f"logits [num_seqs, vocab_size{bound}] of a float dtype with inner stride 1"
@@ -72,7 +109,7 @@ def _logits_fit(logits: torch.Tensor, max_vocab: int | None) -> bool:
     return shaped and logits.dtype in _FLOATS and logits.stride(1) == 1
 
 
-def _per_row(values: torch.Tensor, logits: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether ``values`` is one dense ``dtype`` per row of ``logits``, on its device."""
-    fits = values.shape == logits.shape[:1] and values.dtype == dtype
-    return fits and values.device == logits.device and values.stride(0) == 1
+def _per_row(values: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether ``values`` is one dense ``dtype`` for each of ``rows``, on their device."""
+    fits = values.shape == rows.shape[:1] and values.dtype == dtype
+    return fits and values.device == rows.device and values.stride(0) == 1

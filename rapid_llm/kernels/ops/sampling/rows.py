@@ -79,11 +79,57 @@ TOP_LOGPROBS = Contract(
     hard=("nan_row", "all_minus_inf", "all_negative", "plus_inf", "ties", "banned_tokens"),
 )
 
+
+def _adjust_cost(sizes: Sizes, itemsize: int) -> Cost:
+    """The logits and their counts in, fp32 logits out; an edit touches one of them again."""
+    elements = sizes["num_seqs"] * sizes["vocab_size"]
+    edits = 12 * sizes["num_edits"]
+    return Cost(read=elements * (itemsize + 4) + edits, written=4 * elements)
+
+
+ADJUST_LOGITS = Contract(
+    op="adjust_logits",
+    summary="fp32 logits after penalties by the tokens that each row has had, with single tokens raised or banned",
+    phase="both",
+    tensors=(
+        _LOGITS,
+        TensorArg("counts", ("table_rows", "vocab_size"), dtype="int32", views=("row_strided", "offset")),
+        TensorArg("count_rows", ("num_seqs",), dtype="int32", views=("offset",)),
+        TensorArg("repetition", ("num_seqs",), dtype="float32", views=("offset",)),
+        TensorArg("presence", ("num_seqs",), dtype="float32", views=("offset",)),
+        TensorArg("frequency", ("num_seqs",), dtype="float32", views=("offset",)),
+        TensorArg("edit_rows", ("num_edits",), dtype="int32", views=("offset",)),
+        TensorArg("edit_ids", ("num_edits",), dtype="int32", views=("offset",)),
+        TensorArg("edit_values", ("num_edits",), dtype="float32", views=("offset",)),
+        TensorArg("out", ("num_seqs", "vocab_size"), dtype="float32", written=True, views=("row_strided", "offset")),
+    ),
+    dtypes=FLOATS,
+    maxima={**_MAXIMA, "table_rows": 1 << 16, "num_edits": 1 << 20},
+    sweep=(
+        {"num_seqs": 0, "vocab_size": 257, "table_rows": 3, "num_edits": 0},
+        {"num_seqs": 1, "vocab_size": 257, "table_rows": 1, "num_edits": 1},
+        {"num_seqs": 2, "vocab_size": 49152, "table_rows": 4, "num_edits": 300},
+        {"num_seqs": 9, "vocab_size": 1025, "table_rows": 5, "num_edits": 257},
+        {"num_seqs": 17, "vocab_size": 2049, "table_rows": 17, "num_edits": 0},
+        {"num_seqs": 3, "vocab_size": 1000, "table_rows": 0, "num_edits": 40},
+    ),
+    defaults={"num_seqs": 1, "vocab_size": 128256, "table_rows": 1, "num_edits": 8},
+    cost=_adjust_cost,
+    free="num_seqs",
+    ids={
+        "counts": "times a token was put out, from 0, plus 2**30 where the prompt holds it",
+        "count_rows": "-1 <= row < table_rows; -1 has no penalties",
+        "edit_rows": "0 <= row < num_seqs",
+        "edit_ids": "0 <= id < vocab_size",
+    },
+    hard=("nan_row", "all_minus_inf", "all_negative", "plus_inf", "ties", "banned_tokens", "doubled_edits"),
+)
+
 _TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
 
 FAMILY = Family(
     name="sampling",
-    contracts=(SAMPLE, TOP_LOGPROBS),
+    contracts=(SAMPLE, TOP_LOGPROBS, ADJUST_LOGITS),
     rows=(
         KernelSpec(
             op="sample",
@@ -113,6 +159,22 @@ FAMILY = Family(
             op="top_logprobs",
             name="triton.top_logprobs",
             target="rapid_llm.kernels.ops.sampling.top_logprobs:top_logprobs",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
+        ),
+        KernelSpec(
+            op="adjust_logits",
+            name="torch.adjust_logits",
+            target="rapid_llm.kernels.ops.fallback.sampling:adjust_logits",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+        ),
+        KernelSpec(
+            op="adjust_logits",
+            name="triton.adjust_logits",
+            target="rapid_llm.kernels.ops.sampling.adjust_logits:adjust_logits",
             requires=_TRITON,
             dtypes=FLOATS,
             priority=10,

@@ -8,7 +8,7 @@ import torch
 from rapid_llm.config import PAGE_SIZE, ResolvedConfig
 from rapid_llm.modules.forward_batch import ForwardBatch
 from rapid_llm.modules.placement import Placement
-from rapid_llm.step import Chunk, StepPlan
+from rapid_llm.step import StepPlan
 
 
 class BatchBuilder:
@@ -47,10 +47,14 @@ class BatchBuilder:
         num_decodes = len(plan.decodes)
         prefill_lengths = lengths[num_decodes:]
         bounds = np.concatenate(([0], np.cumsum(prefill_lengths))).astype(np.int32)
-        sampled = np.fromiter(chain.from_iterable(_logit_rows(int(e), c) for e, c in zip(ends, chunks, strict=True)), np.int32)
+        wanted = [end - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.samples]
+        if any(chunk.targets for chunk in chunks):
+            scored = (range(end - chunk.samples - len(chunk.targets), end) for end, chunk in zip(ends, chunks, strict=True))
+            wanted = list(chain.from_iterable(scored))
         # Only single tokens can be on the device, and they come first in the packed order.
         held = np.array([i for i, chunk in enumerate(plan.decodes) if not chunk.token_ids], dtype=np.int32)
 
+        sampled = np.array(wanted, dtype=np.int32)
         parts = (token_ids, positions, rows, slots, starts + lengths, bounds, sampled, held, slots[held], *pages.T)
         sent = self._send(parts)
         if plan.pages:
@@ -81,9 +85,3 @@ class BatchBuilder:
             start += size
         on_device = torch.split(packed.to(self.device, non_blocking=True), padded)
         return [view[: len(part)] for view, part in zip(on_device, parts, strict=True)]
-
-
-def _logit_rows(end: int, chunk: Chunk) -> list[int]:
-    """Packed index of each token of ``chunk``, which ends before ``end``, whose logits are wanted; see StepPlan."""
-    first = end - chunk.length + chunk.score_from - chunk.start
-    return [*range(first, first + len(chunk.targets)), *([end - 1] if chunk.samples else [])]

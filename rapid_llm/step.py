@@ -93,15 +93,14 @@ class Chunk:
         start: position of the first token in the sequence.
         token_ids: the ids; empty means the one token that the device sampled last for this slot and still holds.
         samples: whether the token after this chunk is sampled.
-        score_from: position of the chunk's first token whose successor is in ``targets``.
-        targets: ids of the prompt that follow the tokens from there on, one each, whose log-probs are asked for.
+        targets: ids of the prompt whose log-probs are asked for: each follows one of the chunk's last tokens, the one whose
+            successor is sampled left out.
     """
 
     slot: int
     start: int
     token_ids: tuple[int, ...]
     samples: bool
-    score_from: int = 0
     targets: tuple[int, ...] = ()
 
     @property

@@ -48,7 +48,9 @@ class Scheduler:
         step = ScheduledStep(StepPlan())
         budget = self.max_batched_tokens
         for request in list(self.running):
-            count = _length(request, budget, step)
+            count = min(request.num_to_compute, budget)
+            if request.rules.needs_prompt_logits:
+                count = _scorable(request, count, step)
             if count == 0 or request.slot is None:  # all ids are in flight, the budget is spent, or it was just preempted
                 continue
             if self._grow(request, count, step):
@@ -80,7 +82,7 @@ class Scheduler:
             request.slot = self._free_slots.pop()
             self.running.append(request)
             step.plan.slots.append(_setup(request, request.slot))
-            count = _length(request, budget, step)
+            count = _scorable(request, min(request.num_to_compute, budget), step)
             self._grow(request, count, step)
             self._place(request, count, step)
             budget -= count
@@ -105,15 +107,11 @@ class Scheduler:
         samples = end == request.num_tokens
         # The id sampled last in this slot is on the device, collected or not; every other id is known here.
         newest = request.holds_newest and count == 1
-        scored = min(end, request.num_scored + request.num_to_score)
-        targets = tuple(request.token_ids[request.num_scored + 1 : scored + 1])
-        chunk = Chunk(slot, start, () if newest else tuple(request.token_ids[start:end]), samples, request.num_scored, targets)
+        token_ids = () if newest else tuple(request.token_ids[start:end])
+        targets = _score(request, end, step) if request.rules.needs_prompt_logits else ()
+        chunk = Chunk(slot, start, token_ids, samples, targets)
         (step.plan.decodes if count == 1 else step.plan.prefills).append(chunk)
         request.num_computed = end
-        if targets:
-            request.num_scored = scored
-            step.score_room -= len(targets)
-            step.scored[slot] = request
         if samples:
             request.num_in_flight += 1
             request.holds_newest = True
@@ -136,12 +134,21 @@ class Scheduler:
         request.holds_newest = False
 
 
-def _length(request: Request, budget: int, step: ScheduledStep) -> int:
-    """Tokens of its next chunk: all, unless the step's budget or its room for scored tokens ends it."""
-    count = min(request.num_to_compute, budget)
-    if request.num_to_score:
-        count = min(count, request.num_scored - request.num_computed + max(step.score_room, 1))
-    return count
+def _scorable(request: Request, count: int, step: ScheduledStep) -> int:
+    """``count`` tokens of a chunk, or as many as the step has room to score."""
+    if not request.num_to_score:
+        return count
+    return min(count, request.num_scored - request.num_computed + max(step.score_room, 1))
+
+
+def _score(request: Request, end: int, step: ScheduledStep) -> tuple[int, ...]:
+    """Ids of the prompt that a chunk up to ``end`` is the first to bring log-probs of; notes that it does."""
+    targets = tuple(request.token_ids[request.num_scored + 1 : min(end, request.prompt_len - 1) + 1])
+    if targets and request.slot is not None:
+        request.num_scored += len(targets)
+        step.score_room -= len(targets)
+        step.scored[request.slot] = request
+    return targets
 
 
 def _setup(request: Request, slot: int) -> SlotSetup:

@@ -47,7 +47,8 @@ class _Batch:
         edit_rows, edit_ids, edit_values, edit_until: [E], of all rows together.
         prefixes: [E, P] int32, right-aligned, -1 where anything may stand.
         is_conditional: whether any edit has an end or a prefix.
-        counted: rows of the step whose ids are counted, [C] int64.
+        edit_slots: [E] int64, the slot of each edit's row.
+        counted, counted_rows: rows of the step whose ids are counted, and theirs in the table, [C] int64.
         tailed, tail_slots: rows of the step whose ids are remembered, and their slots, int64.
     """
 
@@ -60,7 +61,9 @@ class _Batch:
     edit_until: torch.Tensor
     prefixes: torch.Tensor
     is_conditional: bool
+    edit_slots: torch.Tensor
     counted: torch.Tensor
+    counted_rows: torch.Tensor
     tailed: torch.Tensor
     tail_slots: torch.Tensor
 
@@ -115,8 +118,8 @@ class Adjuster:
             return
         batch = self._gather(slots)
         if batch.counted.shape[0]:
-            taken, rows = ids[batch.counted].long(), batch.count_rows[batch.counted].long()
-            self._counts[rows, taken.clamp(min=0)] += (taken >= 0).int()
+            taken = ids[batch.counted].long()
+            self._counts[batch.counted_rows, taken.clamp(min=0)] += (taken >= 0).int()
         if batch.tailed.shape[0]:
             tails = torch.cat((self._tails[batch.tail_slots, 1:], ids[batch.tailed][:, None]), dim=1)
             self._tails[batch.tail_slots] = tails
@@ -190,19 +193,20 @@ class Adjuster:
                 len(edits), width
             ),
             is_conditional=any(edit.prefix or edit.until < FOREVER for _, edit in edits),
+            edit_slots=self._ids([slots[row] for row, _ in edits]).long(),
             counted=self._ids([row for row, state in states if state.count_row >= 0]).long(),
+            counted_rows=self._ids([state.count_row for _, state in states if state.count_row >= 0]).long(),
             tailed=self._ids(tailed).long(),
             tail_slots=self._ids([slots[row] for row in tailed]).long(),
         )
 
     def _holds(self, batch: _Batch, positions: Sequence[int]) -> torch.Tensor:
         """[E] bool: whether the condition of each edit is met where its row's next token stands."""
-        rows = batch.edit_rows
-        early = self._ids(positions)[rows] < batch.edit_until
+        early = self._ids(positions)[batch.edit_rows] < batch.edit_until
         width = batch.prefixes.shape[1]
         if not width:
             return early
-        tails = self._tails[self._ids(batch.slots)[rows].long(), self._tails.shape[1] - width :]
+        tails = self._tails[batch.edit_slots, self._tails.shape[1] - width :]
         return early & ((batch.prefixes < 0) | (batch.prefixes == tails)).all(dim=1)
 
     def _ids(self, values: Sequence[object]) -> torch.Tensor:

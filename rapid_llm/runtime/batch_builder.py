@@ -10,7 +10,7 @@ from rapid_llm.config import PAGE_SIZE, ResolvedConfig
 from rapid_llm.modules.forward_batch import ForwardBatch
 from rapid_llm.modules.placement import Placement
 from rapid_llm.runtime.transfers import Ints, to_device
-from rapid_llm.step import Chunk, PageUpdate, StepPlan
+from rapid_llm.step import PageUpdate, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class BatchBuilder:
         rows = self._mirror[np.repeat(slots, lengths), positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         num_keys = starts + lengths
         samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
-        wanted, scores = ends[samples] - 1, any(chunk.targets for chunk in plan.prefills)
-        if scores:
-            rows_of = (_logit_rows(int(end), chunk) for end, chunk in zip(ends, chunks, strict=True))
+        wanted, scores = ends[samples] - 1, any(chunk.targets for chunk in chunks)
+        if scores:  # those stand right before the sampled one, or at the end
+            rows_of = (range(end - chunk.samples - len(chunk.targets), end) for end, chunk in zip(ends, chunks, strict=True))
             wanted = np.fromiter(chain.from_iterable(rows_of), np.int32)
         # Only single tokens can be on the device, and they come first in the packed order.
         held = np.array([i for i, chunk in enumerate(plan.decodes) if not chunk.token_ids], dtype=np.int32)
@@ -118,9 +118,3 @@ class BatchBuilder:
         if len(step.held):
             sent["token_ids"][held] = last_ids[held_slots]
         return ForwardBatch(**sent, longest_chunk=step.longest_chunk, page_table=self.page_table)
-
-
-def _logit_rows(end: int, chunk: Chunk) -> list[int]:
-    """Packed index of each token of ``chunk``, which ends before ``end``, whose logits are wanted: scored ones, then the last."""
-    first = end - chunk.length + chunk.score_from - chunk.start
-    return [*range(first, first + len(chunk.targets)), *([end - 1] if chunk.samples else [])]

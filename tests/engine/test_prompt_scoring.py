@@ -21,10 +21,10 @@ class ScoringWorker(FakeWorker):
         result = super().submit(plan).result()
         scored, rows = {}, 0
         for chunk in plan.chunks:
-            end = chunk.start + chunk.length
-            assert not chunk.targets or chunk.start <= chunk.score_from < chunk.score_from + len(chunk.targets) <= end
+            first = chunk.start + chunk.length - chunk.samples - len(chunk.targets)
+            assert not chunk.targets or chunk.start <= first
             entries = []
-            for place, target in enumerate(chunk.targets, start=chunk.score_from):
+            for place, target in enumerate(chunk.targets, start=first):
                 own = self.pool[self.row(chunk.slot, place)]
                 entries.append(SampledToken(target, (-1 if place == self.broken_at else target,), (float(own),)))
             if entries:

@@ -110,11 +110,19 @@ def preempted(llm, params, prompt=PROMPT):
     return output
 
 
+def several(llm, params):
+    """All answers but the first, which is the one that comes alone."""
+    output = generate(llm, dataclasses.replace(params, n=params.n + 1))
+    assert len(output.outputs) == params.n + 1
+    return dataclasses.replace(output, outputs=output.outputs[1:])
+
+
 MODES = {
     "generate": generate,
     "stream": stream,
     "chat": chat,
     "stream of a chat": partial(stream, prompt=MESSAGES),
+    "one of several": several,
     "in a crowd": in_a_crowd,
     "preempted": preempted,
     "overlapped": in_a_crowd,

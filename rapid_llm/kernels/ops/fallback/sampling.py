@@ -156,14 +156,15 @@ def adjust_logits(
     """
     check_adjust_logits(logits, counts, count_rows, repetition, presence, frequency, edit_rows, edit_ids, edit_values, out)
     out.copy_(logits)
-    rows = (count_rows >= 0).nonzero().view(-1)
-    if rows.shape[0]:
-        held = counts.index_select(0, count_rows.index_select(0, rows))
-        factor, once, each = (part.index_select(0, rows)[:, None] for part in (repetition, presence, frequency))
-        scores = out.index_select(0, rows)
-        scores = torch.where(held != 0, torch.where(scores > 0, scores / factor, scores * factor), scores)
+    rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])  # at a time; all of them, since a search for some would wait for the device
+    for start in range(0, logits.shape[0] if counts.shape[0] else 0, rows):
+        part = slice(start, start + rows)
+        scores, named = out[part], count_rows[part]
+        factor, once, each = (values[part, None] for values in (repetition, presence, frequency))
+        held = counts.index_select(0, named.clamp(min=0)).masked_fill_(named[:, None] < 0, 0)
+        scores.copy_(torch.where(held != 0, torch.where(scores > 0, scores / factor, scores * factor), scores))
         held &= (1 << 30) - 1
-        out.index_copy_(0, rows, scores - each * held - once * (held > 0))
+        scores.sub_(each * held).sub_(once * (held > 0))
     if edit_ids.shape[0]:
         out.index_put_((edit_rows, edit_ids), edit_values, accumulate=True)
     return out

@@ -84,6 +84,12 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled tokens by slot, one for each chunk of the plan that samples."""
+    """What a step brought.
+
+    Attributes:
+        tokens: sampled tokens by slot, one for each chunk of the plan that samples.
+        seconds: how long the device worked on it; None where that is not measured.
+    """
 
     tokens: dict[int, SampledToken]
+    seconds: float | None = None

@@ -76,6 +76,7 @@ class Engine:
 
     def _finish(self, step: ScheduledStep, result: StepResult) -> list[TokenOutput]:
         """Give each sampled id to its request. A surplus id of a request that ended meanwhile is dropped."""
+        self.scheduler.collect(step, result)
         outputs = []
         for slot, request in step.sampled.items():
             request.num_in_flight -= 1
@@ -98,7 +99,7 @@ class Engine:
         if request.finish_reason is not None:
             del self._requests[request.id]
             self.scheduler.finish(request)
-        return TokenOutput(request.id, kept, request.finish_reason, stop_id)
+        return TokenOutput(request.id, kept, request.finish_reason, stop_id, request.num_cached_tokens)
 
 
 def check_fits(config: ResolvedConfig, prompt_len: int, max_new_tokens: int) -> None:

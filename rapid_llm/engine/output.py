@@ -61,6 +61,7 @@ class RequestOutput:
         outputs: the answers (one).
         finished: whether nothing more will come.
         error: why the request failed, when finish_reason is "error".
+        num_cached_tokens: prompt tokens that the prefix cache spared the model.
     """
 
     request_id: str
@@ -69,3 +70,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     error: str | None = None
+    num_cached_tokens: int = 0

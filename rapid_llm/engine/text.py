@@ -34,6 +34,7 @@ class TextRequest:
     def take(self, update: TokenOutput) -> bool:
         """Add what a step brought; True when a stop string ended the answer, so that the token half must be told."""
         self.answer.delta = ""
+        self.output.num_cached_tokens = update.num_cached_tokens
         if update.token is not None:
             self._add_token(update.token)
         if self.finished:

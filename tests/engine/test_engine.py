@@ -4,48 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid_llm.config import PAGE_SIZE, ResolvedConfig
-from rapid_llm.engine.engine import Engine
-from rapid_llm.engine.request import Request, TokenRules
+from rapid_llm.config import PAGE_SIZE
 from rapid_llm.errors import RequestError
 from rapid_llm.step import SampledToken, StepResult
 from tests.engine.fake_worker import VOCAB, FakeWorker, Finished, continuation
-
-CONTEXT = 8 * PAGE_SIZE
-
-
-def make_engine(num_pages=64, max_num_seqs=4, max_batched_tokens=64, depth=0, worker=FakeWorker):
-    config = ResolvedConfig(CONTEXT, max_num_seqs, max_batched_tokens, num_pages)
-    return Engine(config, worker(config, depth))
-
-
-def request(name, prompt, count, end_ids=(), seed=0):
-    return Request(name, list(prompt), TokenRules(count, frozenset(end_ids), seed=seed))
-
-
-def collect(engine, results, limit=20_000):
-    """Run until idle; ids and reason by request."""
-    for _ in range(limit):
-        if not engine.has_work:
-            return results
-        take(engine.step(), results)
-    raise AssertionError("the engine does not come to an end")
-
-
-def take(outputs, results):
-    for output in outputs:
-        ids, reason = results.get(output.request_id, ([], None))
-        assert reason is None, "an output after the last one"
-        results[output.request_id] = (ids + ([output.token.token_id] if output.token else []), output.finish_reason)
-
-
-def assert_nothing_leaked(engine):
-    scheduler = engine.scheduler
-    assert scheduler.allocator.num_free == engine.config.num_pages
-    assert len(scheduler._free_slots) == engine.config.max_num_seqs
-    assert not scheduler.running
-    assert not scheduler.waiting
-
+from tests.engine.harness import CONTEXT, assert_nothing_leaked, assert_pages_are_sound, collect, make_engine, request, take
 
 REQUESTS = st.lists(
     st.tuples(
@@ -67,9 +30,10 @@ REQUESTS = st.lists(
     max_num_seqs=st.integers(1, 5),
     budget=st.integers(1, 90),
     depth=st.integers(0, 1),
+    prefix_cache=st.booleans(),
 )
-def test_every_request_gets_its_own_ids_and_nothing_leaks(asks, num_pages, max_num_seqs, budget, depth):
-    engine = make_engine(num_pages, max_num_seqs, budget, depth)
+def test_every_request_gets_its_own_ids_and_nothing_leaks(asks, num_pages, max_num_seqs, budget, depth, prefix_cache):
+    engine = make_engine(num_pages, max_num_seqs, budget, depth, prefix_cache=prefix_cache)
     results, aborts, step = {}, {}, 0
 
     def run_step():
@@ -78,6 +42,7 @@ def test_every_request_gets_its_own_ids_and_nothing_leaks(asks, num_pages, max_n
             engine.abort(name)
             del aborts[name]
         take(engine.step(), results)
+        assert_pages_are_sound(engine)
         step += 1
 
     aborted = set()

@@ -2,7 +2,7 @@
 
 Every running sequence that decodes has its token in every step; prefill chunks share what is left of the token budget and, while
 anybody decodes, of the time that a step may take. Prompts are served in the order they came, with a slice of each step for those
-behind a long one. A sequence that outgrows the pool takes the pages of the one admitted last, which is computed anew later
+behind a long one; where several begin alike, the first computes what they share. A sequence that outgrows the pool takes the pages of the one admitted last, which is computed anew later
 (preemption by recompute); noise hangs on (seed, position) alone, so its text stays the same.
 """
 
@@ -18,7 +18,7 @@ from rapid_llm.kvcache.prefix_cache import Prefix, PrefixCache
 from rapid_llm.step import Chunk, PageUpdate, SlotSetup, StepPlan, StepResult
 
 SLICE = 128
-"""Tokens of a step that each prompt behind a longer one gets, as long as all of them leave that one half of the step."""
+"""Tokens of a step that each prompt behind a longer one gets, as long as that one has half of the step; else they share a half."""
 MOST_PREFILLS = 8
 """Prompts that are computed at once, unless one step holds more of them whole."""
 MIN_CHUNK = 64
@@ -63,7 +63,7 @@ class Scheduler:
         self.num_admitted_tokens = self.num_cached_tokens = self.num_preemptions = 0
         # Everybody who runs needs a token in each step.
         self._free_slots = list(range(min(config.max_num_seqs, config.max_batched_tokens) - 1, -1, -1))
-        self._head_needs = 0  # pages that must be free before another look at the head of the queue is worth its time
+        self._head_waits = False  # for pages: until some are given back, another look at it is not worth its time
 
     def add(self, request: Request) -> None:
         """Queue a request whose whole length fits the pool (the engine has checked)."""
@@ -80,21 +80,22 @@ class Scheduler:
         prefills = [one for one in self.running if one.num_to_compute > 1]
         for request in prefills:
             self._skip_cached(request, step)
-        self._share(room, prefills + self._admit(room, prefills, step), step)
+        prefills += self._admit(room, prefills, step)
+        if prefills:
+            self._share(room, self._without_followers(prefills), step)
         return step if step.plan.decodes or step.plan.prefills else None
 
     def collect(self, step: ScheduledStep, result: StepResult) -> None:
         """Take in that a step is done: full pages can be found from now on, and its time is known.
 
-        A request whose logits held no number has nothing found, and so has one that lost its pages meanwhile.
+        Pages that a request has lost meanwhile are not looked at: somebody else may have them.
         """
         if result.seconds is not None:
             self.step_time.observe(step.load, result.seconds)
         if self.cache is None:
             return
-        failed = [request for slot, request in step.sampled.items() if result.tokens[slot].token_id < 0]
         for request, end, num_preemptions in step.written:
-            if end // PAGE_SIZE <= request.prefix.num_pages or request in failed:
+            if end // PAGE_SIZE <= request.prefix.num_pages:
                 continue
             if request.slot is not None and request.num_preemptions == num_preemptions:
                 request.prefix = self.cache.insert(request.token_ids, request.pages, request.prefix, end // PAGE_SIZE)
@@ -103,11 +104,12 @@ class Scheduler:
         """Take a request out, whatever state it is in, and free what it holds.
 
         A step in flight may still write one row for it. Steps run in order, so whoever is given the page next writes after that;
-        a page that can be found is full by then and not the one that is written.
+        a page that can be found is full by then and not the one that is written. What a request computed whose logits held no
+        number is not found again.
         """
         if request.finish_reason == "error" and self.cache is not None:
             self.cache.forget(request.pages)
-        self._head_needs = 0
+        self._head_waits = False
         if request.slot is None:
             if request in self.waiting:
                 self.waiting.remove(request)
@@ -123,7 +125,7 @@ class Scheduler:
         request.prefix = Prefix()
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self._head_needs = 0
+        self._head_waits = False
         self.waiting.appendleft(request)
 
     def _admit(self, room: int, prefills: list[Request], step: ScheduledStep) -> list[Request]:
@@ -137,24 +139,22 @@ class Scheduler:
             if not self._start(request, step):
                 break
             self.waiting.popleft()
-            self._head_needs = 0
             admitted.append(request)
             wanted += request.num_to_compute
         return admitted
 
     def _start(self, request: Request, step: ScheduledStep) -> bool:
         """Give a request slot and pages; False when too few are free, or it was preempted and its newest id is not known yet."""
-        if request.num_in_flight or self.allocator.num_free < self._head_needs:
+        if request.num_in_flight or self._head_waits:
             return False
         hits, prefix = self._match(request)
-        free = self.allocator.num_free
         self.allocator.hold(hits)
         missing = pages_for(request.num_tokens) - len(hits)
-        # Those who run will soon need a page each: without it, one who comes in would have to go at once.
-        reserve = len(self.running)
+        # All who run will soon need a page each: without it, one who comes in would have to go at once.
+        reserve = len(self.running) + 1 if self.running else 0
         pages = self.allocator.allocate(missing) if missing + reserve <= self.allocator.num_free else None
         if pages is None:
-            self._head_needs = missing + reserve + free - self.allocator.num_free
+            self._head_waits = True
             self.allocator.release(hits)
             return False
         request.slot = self._free_slots.pop()
@@ -168,18 +168,20 @@ class Scheduler:
         return True
 
     def _share(self, room: int, prefills: list[Request], step: ScheduledStep) -> None:
-        """Divide ``room`` tokens among those who prefill: to each in its order what it needs, less a slice for each one behind."""
+        """Divide ``room`` tokens among those who prefill: to each in its order what it needs, less a slice for each one behind.
+
+        The first keeps half, whatever is behind it, and so none of those that follow can keep it from its end.
+        """
         bound = self.max_step_seconds if step.plan.decodes else math.inf  # nobody waits for a step in which nobody decodes
         bound = max(bound, DECODE_SHARE * self.step_time.seconds(step.load))
         behind = sum(min(request.num_to_compute, SLICE) for request in prefills)
         for i, request in enumerate(prefills):
-            need, start = request.num_to_compute, request.num_computed
+            need = request.num_to_compute
             behind -= min(need, SLICE)
-            in_time = self.step_time.tokens_within(bound, step.load, start)
+            in_time = self.step_time.tokens_within(bound, step.load, request.num_computed)
             left = int(min(room, in_time if i else max(in_time, MIN_CHUNK)))
-            count = min(need, left - min(behind, left // 2))
-            if SLICE <= count < need:
-                count -= (start + count) % PAGE_SIZE  # at the end of a page it may go on with pages that others have computed
+            share = -(-left // (2 if i == 0 else len(prefills) - i))
+            count = min(need, max(left - behind, share))
             if count > 0:
                 self._place(request, count, step)
                 room -= count
@@ -209,20 +211,32 @@ class Scheduler:
 
     def _skip_cached(self, request: Request, step: ScheduledStep) -> None:
         """Take over pages that another request has finished meanwhile, where this one would compute the same."""
-        if request.num_computed % PAGE_SIZE:
+        first = request.prefix.num_pages
+        if request.num_computed != first * PAGE_SIZE:
             return
-        first = request.num_computed // PAGE_SIZE
-        known = request.prefix.num_pages
         hits, prefix = self._match(request)
-        hits = hits[first - known :]
         if not hits:
             return
         self.allocator.hold(hits)
         self.allocator.release(request.pages[first : first + len(hits)])
+        self._head_waits = False
         for column, page in enumerate(hits, first):
             request.pages[column] = page
             step.plan.pages.append(PageUpdate(request.slot or 0, column, page))
         self._count_cached(request, prefix, len(hits))
+
+    def _without_followers(self, prefills: list[Request]) -> list[Request]:
+        """Those whose next page nobody before them computes: the others can take it over once it is done."""
+        if self.cache is None:
+            return prefills
+        in_work, followers = set(), set()
+        for request in self.running:
+            key = self.cache.next_key(request.token_ids, request.prefix)
+            if key in in_work and request.num_computed == request.prefix.num_pages * PAGE_SIZE:
+                followers.add(request)
+            elif key is not None:
+                in_work.add(key)
+        return [request for request in prefills if request not in followers]
 
     def _count_cached(self, request: Request, prefix: Prefix, num_pages: int) -> None:
         request.prefix = prefix

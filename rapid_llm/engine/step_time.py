@@ -2,8 +2,9 @@
 
 seconds ~ a + b * tokens + c * (pairs of a query and a key in prefill chunks) + d * (KV rows that decodes read)
 
-Least squares of the residuals over the root of the time, which one slow step (another program, a first call) hardly moves. Steps
-with and without prefill chunks are forgotten each at their own pace: a long answer does not wash out what prompts cost.
+Least squares of the residuals over the root of the time: a step a hundred times too slow (another program, a first call) does not
+even double it. Steps with and without prefill chunks are forgotten each at their own pace: a long answer does not wash out what
+prompts cost.
 """
 
 import math

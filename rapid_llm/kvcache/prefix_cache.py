@@ -15,7 +15,8 @@ from typing import NamedTuple
 from rapid_llm.config import PAGE_SIZE
 from rapid_llm.kvcache.page_allocator import PageAllocator
 
-_Key = tuple[int, bytes]
+PageKey = tuple[int, bytes]
+"""What a page is known by."""
 
 
 class Prefix(NamedTuple):
@@ -31,8 +32,8 @@ class PrefixCache:
     def __init__(self, allocator: PageAllocator) -> None:
         self._allocator = allocator
         allocator.on_reuse = self._forget
-        self._pages: dict[_Key, int] = {}
-        self._contents: dict[int, tuple[int, _Key]] = {}  # page: its serial and its key
+        self._pages: dict[PageKey, int] = {}
+        self._contents: dict[int, tuple[int, PageKey]] = {}  # page: its serial and its key
         self._live = {Prefix().serial}
         self._serials = count(1)
 
@@ -47,8 +48,8 @@ class PrefixCache:
         Nobody holds them for the caller: call PageAllocator.hold before anything is allocated.
         """
         pages = []
-        while prefix.serial in self._live and prefix.num_pages < most:
-            page = self._pages.get(_key(ids, prefix))
+        while prefix.num_pages < most:
+            page = self._pages.get(key) if (key := self.next_key(ids, prefix)) else None
             if page is None:
                 break
             pages.append(page)
@@ -60,8 +61,8 @@ class PrefixCache:
 
         Where the cache knows a page of the same content, that one stays. Where what comes before is forgotten, nothing enters.
         """
-        while prefix.serial in self._live and prefix.num_pages < end:
-            key, page = _key(ids, prefix), pages[prefix.num_pages]
+        while prefix.num_pages < end and (key := self.next_key(ids, prefix)):
+            page = pages[prefix.num_pages]
             known = self._pages.setdefault(key, page)
             if known == page:
                 self._contents[page] = (next(self._serials), key)
@@ -69,6 +70,13 @@ class PrefixCache:
                 self._allocator.keep(page)
             prefix = Prefix(prefix.num_pages + 1, self._contents[known][0])
         return prefix
+
+    def next_key(self, ids: Sequence[int], prefix: Prefix) -> PageKey | None:
+        """What the page after ``prefix`` is known by; None when ``ids`` do not fill it, or what comes before it is forgotten."""
+        start = prefix.num_pages * PAGE_SIZE
+        if start + PAGE_SIZE > len(ids) or prefix.serial not in self._live:
+            return None
+        return prefix.serial, array("i", ids[start : start + PAGE_SIZE]).tobytes()
 
     def forget(self, pages: Sequence[int]) -> None:
         """Let none of ``pages`` be found again, nor anything that was computed on top of them."""
@@ -81,9 +89,3 @@ class PrefixCache:
         serial, key = self._contents.pop(page)
         del self._pages[key]
         self._live.remove(serial)
-
-
-def _key(ids: Sequence[int], prefix: Prefix) -> _Key:
-    """What the page after ``prefix`` is known by."""
-    start = prefix.num_pages * PAGE_SIZE
-    return prefix.serial, array("i", ids[start : start + PAGE_SIZE]).tobytes()

@@ -93,9 +93,7 @@ class EngineConfig:
         for name in ("prefix_cache", "offline"):
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise ConfigError(
-                    f"{name} is out of range", got=repr(value), wanted="True or False", change="pass one of those"
-                )
+                raise ConfigError(f"{name} is out of range", got=repr(value), wanted="True or False", change="pass one of those")
         if self.revision is not None and not (isinstance(self.revision, str) and self.revision):
             wanted = "a branch, a tag or a full commit hash"
             raise ConfigError("revision cannot be used", got=repr(self.revision), wanted=wanted, change="pass one of those")

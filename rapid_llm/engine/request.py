@@ -59,7 +59,7 @@ class Request:
     holds_newest: bool = False
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
-    prefix: Prefix = Prefix()
+    prefix: Prefix = field(default_factory=Prefix)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None

@@ -8,7 +8,10 @@ prompts cost.
 """
 
 import math
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rapid_llm.step import Chunk
 
 _FORGET = 0.9
 """Weight that an observation keeps when the next of its kind comes: the last ten or so count."""
@@ -31,15 +34,22 @@ class StepLoad:
     rows: int = 0
 
     def add(self, start: int, count: int) -> None:
-        """One sequence's chunk of ``count`` tokens from position ``start``."""
+        """A prefill chunk of ``count`` tokens from position ``start``."""
         self.tokens += count
-        if count == 1:
-            self.rows += start + 1
-        else:
-            self.pairs += count * start + count * (count + 1) / 2
+        self.pairs += count * start + count * (count + 1) / 2
+
+    def add_decodes(self, decodes: Sequence[Chunk]) -> None:
+        """Sequences that have one token each."""
+        self.tokens += len(decodes)
+        self.rows += sum([chunk.start for chunk in decodes], len(decodes))
+
+    @property
+    def terms(self) -> tuple[float, ...]:
+        """What the time of a step is a sum over."""
+        return 1.0, self.tokens, self.pairs, self.rows
 
 
-_TERMS = 1 + len(fields(StepLoad))
+_TERMS = len(StepLoad().terms)
 _Matrix = list[list[float]]
 
 
@@ -55,7 +65,7 @@ class StepTime:
         """Learn from a step that took ``seconds``."""
         if not seconds > 0:
             return
-        terms = [1.0, *astuple(load)]
+        terms = load.terms
         zeros = [[0.0] * (_TERMS + 1) for _ in terms]
         sums = self._sums.setdefault(load.pairs > 0, zeros)
         for row, left in zip(sums, terms, strict=True):
@@ -65,7 +75,7 @@ class StepTime:
 
     def seconds(self, load: StepLoad) -> float:
         """What a step is expected to take; 0 before the first observation."""
-        return sum(rate * term for rate, term in zip(self._rates(), (1.0, *astuple(load)), strict=True))
+        return sum(rate * term for rate, term in zip(self._rates(), load.terms, strict=True))
 
     def tokens_within(self, seconds: float, load: StepLoad, start: int) -> float:
         """Most tokens of a prefill chunk from position ``start`` that a step of ``load`` can take on and end within ``seconds``.

@@ -160,7 +160,9 @@ class _StreamStats:
         if self.output is None:
             return "no token was produced"
         prompt, new = len(self.output.prompt_token_ids), len(self.output.outputs[0].token_ids)
-        line = f"prompt      {prompt} tokens, first token after {self.first - self.started:.3f} s"
+        cached = self.output.num_cached_tokens
+        spared = f" ({cached} from the prefix cache)" if cached else ""
+        line = f"prompt      {prompt} tokens{spared}, first token after {self.first - self.started:.3f} s"
         if new > 1 and self.last > self.first:
             line += f"\ndecode      {new} tokens, {(new - 1) / (self.last - self.first):.1f} tokens/s"
         return line

@@ -47,14 +47,12 @@ class PrefixCache:
 
         Nobody holds them for the caller: call PageAllocator.hold before anything is allocated.
         """
-        pages = []
-        while prefix.num_pages < most:
-            page = self._pages.get(key) if (key := self.next_key(ids, prefix)) else None
-            if page is None:
-                break
+        pages: list[int] = []
+        at, serial = prefix
+        while at < most and (page := self._pages.get((serial, _page_bytes(ids, at)))) is not None:
             pages.append(page)
-            prefix = Prefix(prefix.num_pages + 1, self._contents[page][0])
-        return pages, prefix
+            at, serial = at + 1, self._contents[page][0]
+        return pages, Prefix(at, serial)
 
     def insert(self, ids: Sequence[int], pages: Sequence[int], prefix: Prefix, end: int) -> Prefix:
         """Let pages ``prefix.num_pages`` to ``end`` of a sequence be found, all full; the prefix that they make.
@@ -73,10 +71,9 @@ class PrefixCache:
 
     def next_key(self, ids: Sequence[int], prefix: Prefix) -> PageKey | None:
         """What the page after ``prefix`` is known by; None when ``ids`` do not fill it, or what comes before it is forgotten."""
-        start = prefix.num_pages * PAGE_SIZE
-        if start + PAGE_SIZE > len(ids) or prefix.serial not in self._live:
+        if (prefix.num_pages + 1) * PAGE_SIZE > len(ids) or prefix.serial not in self._live:
             return None
-        return prefix.serial, array("i", ids[start : start + PAGE_SIZE]).tobytes()
+        return prefix.serial, _page_bytes(ids, prefix.num_pages)
 
     def forget(self, pages: Sequence[int]) -> None:
         """Let none of ``pages`` be found again, nor anything that was computed on top of them."""
@@ -89,3 +86,8 @@ class PrefixCache:
         serial, key = self._contents.pop(page)
         del self._pages[key]
         self._live.remove(serial)
+
+
+def _page_bytes(ids: Sequence[int], page: int) -> bytes:
+    """The ids of a sequence's page, in the least memory that can be compared: 4 bytes each."""
+    return array("i", ids[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]).tobytes()

@@ -237,7 +237,7 @@ def test_pages_of_a_request_that_ended_without_a_number_are_not_found_again(dept
     prompt = [5] * 60  # two chunks, then the step without a number: pages of the first chunk could be found by then
     engine.add(request("hurt", prompt, 10))
     assert collect(engine, {})["hurt"][1] == "error"
-    assert engine.scheduler.cache.num_pages == 0
+    assert engine.scheduler.pages.cache.num_pages == 0
     again = request("again", prompt, 10)
     engine.add(again)
     assert collect(engine, {}) == {"again": continuation(prompt, 10)}
@@ -260,7 +260,7 @@ def test_pages_of_a_step_that_brought_no_result_are_not_found():
     engine.add(request("a", [1] * 40, 3))
     with pytest.raises(RuntimeError, match="lost"):
         engine.step()
-    assert engine.scheduler.cache.num_pages == 0
+    assert engine.scheduler.pages.cache.num_pages == 0
 
 
 @pytest.mark.case("I15")

@@ -26,7 +26,8 @@ class Device(FakeWorker):
 
     def submit(self, plan):
         load = StepLoad()
-        for chunk in plan.chunks:
+        load.add_decodes(plan.decodes)
+        for chunk in plan.prefills:
             load.add(chunk.start, chunk.length)
         self.plans.append(plan)
         self.seconds.append(2e-3 + 8e-6 * load.tokens + self.per_pair * load.pairs + 2e-8 * load.rows)
@@ -126,7 +127,7 @@ def test_requests_with_a_prefix_in_common_compute_it_about_once_even_when_they_c
     computed = sum(engine.worker.step_tokens)
     alone = 64 * (4096 + 20 + 1)
     assert computed < alone / 20
-    assert engine.scheduler.num_cached_tokens == 63 * 4096
+    assert engine.scheduler.pages.num_cached_tokens == 63 * 4096
     assert_nothing_leaked(engine)
 
 

@@ -6,12 +6,12 @@ import random
 import pytest
 
 from rapid_llm.engine.step_time import StepLoad, StepTime
+from rapid_llm.step import Chunk
 
 
 def load_of(decodes=(), prefills=()):
     load = StepLoad()
-    for position in decodes:
-        load.add(position, 1)
+    load.add_decodes([Chunk(slot, position, (), True) for slot, position in enumerate(decodes)])
     for start, count in prefills:
         load.add(start, count)
     return load

@@ -130,7 +130,9 @@ def test_a_page_that_nobody_keeps_cannot_be_shared(page):
 @settings(max_examples=150)
 @given(
     st.integers(2, 12),
-    st.lists(st.tuples(st.sampled_from(["run", "end", "forget"]), st.lists(st.integers(0, 2), min_size=1, max_size=5)), max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from(["run", "end", "forget"]), st.lists(st.integers(0, 2), min_size=1, max_size=5)), max_size=40
+    ),
 )
 def test_whatever_happens_a_page_that_is_found_holds_exactly_those_ids(num_pages, moves):
     allocator, cache = cache_of(num_pages)

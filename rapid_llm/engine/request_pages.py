@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rapid_llm.config import PAGE_SIZE, ResolvedConfig, pages_for
+from rapid_llm.config import PAGE_SIZE, pages_for
 from rapid_llm.engine.request import Request
 from rapid_llm.kvcache.page_allocator import PageAllocator
 from rapid_llm.kvcache.prefix_cache import Prefix, PrefixCache
@@ -16,9 +16,9 @@ class RequestPages:
         num_admitted_tokens, num_cached_tokens: tokens of the requests that were started so far, and how many of them were found.
     """
 
-    def __init__(self, config: ResolvedConfig) -> None:
-        self.allocator = PageAllocator(config.num_pages)
-        self.cache = PrefixCache(self.allocator) if config.prefix_cache else None
+    def __init__(self, allocator: PageAllocator, prefix_cache: bool) -> None:
+        self.allocator = allocator
+        self.cache = PrefixCache(allocator) if prefix_cache else None
         self.num_admitted_tokens = self.num_cached_tokens = 0
 
     def start(self, request: Request, reserve: int) -> bool:

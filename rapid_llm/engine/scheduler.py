@@ -16,6 +16,7 @@ from rapid_llm.config import PAGE_SIZE, ResolvedConfig
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.request_pages import RequestPages
 from rapid_llm.engine.step_time import StepLoad, StepTime
+from rapid_llm.kvcache.page_allocator import PageAllocator
 from rapid_llm.step import Chunk, PageUpdate, SlotSetup, StepPlan, StepResult
 
 SLICE = 128
@@ -56,7 +57,8 @@ class Scheduler:
     def __init__(self, config: ResolvedConfig) -> None:
         self.max_batched_tokens = config.max_batched_tokens
         self.max_step_seconds = config.max_step_ms / 1000
-        self.pages = RequestPages(config)
+        self.allocator = PageAllocator(config.num_pages)
+        self.pages = RequestPages(self.allocator, config.prefix_cache)
         self.step_time = StepTime()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []

@@ -107,4 +107,4 @@ def test_a_pool_too_small_for_everybody_changes_no_answer(folder, plain, monkeyp
     for output, expected in zip(outputs, plain.generate(prompts, KINDS), strict=True):
         assert_same(output, expected)
     assert min(counts.values()) >= 3 if forced else engine.scheduler.num_preemptions >= 2
-    assert engine.scheduler.pages.allocator.num_free == 7
+    assert engine.scheduler.allocator.num_free == 7

@@ -49,7 +49,7 @@ def take(outputs, results):
 def assert_pages_are_sound(engine):
     """Holders are counted right, and what a request may still write belongs to it alone and cannot be found."""
     scheduler = engine.scheduler
-    allocator, cache = scheduler.pages.allocator, scheduler.pages.cache
+    allocator, cache = scheduler.allocator, scheduler.pages.cache
     holders = Counter(page for one in scheduler.running for page in one.pages)
     assert {page: count for page, count in enumerate(allocator._holders) if count} == holders
     assert allocator.num_free == engine.config.num_pages - len(holders)
@@ -66,7 +66,7 @@ def assert_pages_are_sound(engine):
 def assert_nothing_leaked(engine):
     scheduler = engine.scheduler
     assert_pages_are_sound(engine)
-    assert scheduler.pages.allocator.num_free == engine.config.num_pages
+    assert scheduler.allocator.num_free == engine.config.num_pages
     assert len(scheduler._free_slots) == min(engine.config.max_num_seqs, engine.config.max_batched_tokens)
     assert not scheduler.running
     assert not scheduler.waiting

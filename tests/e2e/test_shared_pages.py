@@ -1,9 +1,12 @@
 """Over a real model and the real worker: pages that are shared, lost and found again change no answer."""
 
+import math
+
 import pytest
 
 from rapid_llm import LLM, SamplingParams
 from rapid_llm.config import PAGE_SIZE
+from rapid_llm.engine.step_time import StepLoad
 from tests.tiny_model import save_checkpoint, tiny_llama
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=PAGE_SIZE + 3, ignore_eos=True, logprobs=2)
@@ -76,6 +79,16 @@ def test_a_crowd_that_begins_alike_is_answered_as_each_alone(folder, plain):
     for prompt, output in zip(prompts, outputs, strict=True):
         assert_same(output, plain.generate([prompt], GREEDY)[0])
     assert [output.num_cached_tokens for output in outputs] == [0, 64, 64, 64]
+
+
+def test_steps_of_a_real_worker_teach_what_a_chunk_takes(folder):
+    llm = load(folder, max_step_ms=1e-3, max_batched_tokens=128)
+    llm.generate([prompt_of(100)], GREEDY)
+    step_time = llm._engine.scheduler.step_time
+    load_of_a_chunk = StepLoad()
+    load_of_a_chunk.add(0, 100)
+    assert 0 < step_time.seconds(load_of_a_chunk) < math.inf
+    assert step_time.tokens_within(1e-6, StepLoad(), 0) < 100
 
 
 KINDS = [

@@ -63,11 +63,15 @@ class RequestPages:
             request.prefix = self.cache.insert(request.token_ids, request.pages, request.prefix, num_pages)
 
     def release(self, request: Request) -> None:
-        """Take back all pages. What a request computed whose logits held no number is not found again."""
-        if request.finish_reason == "error" and self.cache is not None:
-            self.cache.forget(request.pages)
+        """Take back all pages."""
         self.allocator.release(request.pages)
         request.pages, request.prefix = [], Prefix()
+
+    def distrust(self, request: Request) -> None:
+        """Let nothing be found any more that a request computed, or that was computed in place of it."""
+        if self.cache is not None:
+            pages, _ = self.cache.match(request.token_ids, Prefix(), len(request.token_ids) // PAGE_SIZE)
+            self.cache.forget(pages)
 
     def followers(self, running: Iterable[Request]) -> set[Request]:
         """Requests whose next page one before them computes: they can take it over once it is done."""

@@ -101,8 +101,11 @@ class Scheduler:
         """Take a request out, whatever state it is in, and free what it holds.
 
         A step in flight may still write one row for it. Steps run in order, so whoever is given the page next writes after that;
-        a page that can be found is full by then and not the one that is written.
+        a page that can be found is full by then and not the one that is written. Of a request whose logits held no number nothing
+        is found again.
         """
+        if request.finish_reason == "error":
+            self.pages.distrust(request)
         if request.slot is None:
             if request in self.waiting:
                 self.waiting.remove(request)

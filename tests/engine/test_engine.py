@@ -244,6 +244,21 @@ def test_pages_of_a_request_that_ended_without_a_number_are_not_found_again(dept
     assert again.num_cached_tokens == 0
 
 
+@pytest.mark.case("H4")
+def test_pages_that_a_request_lost_before_its_logits_held_no_number_are_not_found_either():
+    engine = make_engine(depth=1, worker=NaNWorker)
+    hurt = request("hurt", [5] * 40, 10)
+    engine.add(hurt)
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.pages.cache.num_pages == 2
+    engine.scheduler.preempt(hurt)  # while the third step is on its way
+    [output] = engine.step()
+    assert output.finish_reason == "error"
+    assert engine.scheduler.pages.cache.num_pages == 0
+    assert_nothing_leaked(engine)
+
+
 class LostWorker(FakeWorker):
     """Fails to bring the result of its first step."""
 

@@ -11,6 +11,8 @@ from rapid_llm.errors import ConfigError, RequestError
 PAGE_SIZE = 16
 """Pool rows a page holds: the unit of KV allocation."""
 
+GPU_STEP_MS = 15.0
+"""``max_step_ms`` of a GPU: a stream that stays fluent to read, and chunks that still fill the device."""
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
@@ -35,10 +37,14 @@ class EngineConfig:
         device: "cpu" or "cuda"; None takes a GPU where there is one.
         dtype: "float32", "bfloat16" or "float16"; None is float32 on a CPU and bfloat16 on a GPU.
         max_model_len: longest prompt plus answer, in tokens; None is the model's own context.
-        max_num_seqs: sequences that run at once.
+        max_num_seqs: sequences that run at once; never more than ``max_batched_tokens``, since each takes part in every step.
         max_batched_tokens: tokens of one step, prefill chunks and decodes together.
         max_kv_tokens: rows of the KV pool, rounded up to pages; None sizes it from ``memory_fraction``. It may be smaller
             than the context: only a request that cannot fit is refused.
+        prefix_cache: keep K and V of what was computed for as long as there is room, for requests that begin alike.
+        max_step_ms: milliseconds that a step may take in which some sequences decode and others prefill, or three times what the
+            decodes take alone where that is more; prefill chunks are cut to what is expected to fit. None is 15 on a GPU and
+            no bound on a CPU, where one token may take longer; math.inf is no bound.
         quantize: keep linear layers as one of QUANTIZE, their weights rounded while they are loaded; None keeps the numbers.
         gguf: "keep" holds the linear layers of a GGUF file in the bits they have, where a product reads them (Q4_0, Q4_1, Q8_0,
             Q4_K), "dequantise" makes numbers of them; None keeps them on a GPU whose native kernels read them, and makes numbers
@@ -58,6 +64,8 @@ class EngineConfig:
     max_kv_tokens: int | None = None
     memory_fraction: float | None = None
     cuda_graphs: bool = True
+    prefix_cache: bool = True
+    max_step_ms: float | None = None
     quantize: str | None = None
     gguf: str | None = None
     revision: str | None = None
@@ -87,8 +95,12 @@ class EngineConfig:
             raise ConfigError(
                 "memory_fraction is out of range", got=got, wanted="0 < value <= 1", change="pass a share of memory"
             )
-        for name in ("cuda_graphs", "offline"):
-            if not isinstance(value := getattr(self, name), bool):
+        if self.max_step_ms is not None and not (_is_number(self.max_step_ms) and self.max_step_ms > 0):
+            got, wanted = repr(self.max_step_ms), "milliseconds > 0"
+            raise ConfigError("max_step_ms is out of range", got=got, wanted=wanted, change="raise it, or pass inf for no bound")
+        for name in ("cuda_graphs", "prefix_cache", "offline"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
                 raise ConfigError(f"{name} is out of range", got=repr(value), wanted="True or False", change="pass one of those")
         if self.revision is not None and not (isinstance(self.revision, str) and self.revision):
             wanted = "a branch, a tag or a full commit hash"
@@ -116,12 +128,17 @@ def refuse_unknown(options: Iterable[str], known: Iterable[str], what: str) -> N
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """An EngineConfig in which every choice is made. Sizes in tokens; the pool holds ``num_pages * PAGE_SIZE`` rows."""
+    """An EngineConfig in which every choice is made. Sizes in tokens; the pool holds ``num_pages * PAGE_SIZE`` rows.
+
+    ``max_step_ms`` is math.inf where steps may take any time.
+    """
 
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
     num_pages: int
+    prefix_cache: bool = True
+    max_step_ms: float = math.inf
     cuda_graphs: bool = True
 
     @property
@@ -190,7 +207,9 @@ def resolve(
         got = f"{free_bytes / 1e6:.0f} MB free for the KV pool"
         wanted = f"{PAGE_SIZE * kv_bytes_per_token / 1e6:.1f} MB for one page"
         raise ConfigError("no room for the KV pool", got=got, wanted=wanted, change="free memory or raise memory_fraction")
-    return ResolvedConfig(max_model_len, config.max_num_seqs, config.max_batched_tokens, num_pages, config.cuda_graphs)
+    step_ms = config.max_step_ms or (math.inf if is_cpu else GPU_STEP_MS)
+    sizes = (max_model_len, config.max_num_seqs, config.max_batched_tokens, num_pages)
+    return ResolvedConfig(*sizes, config.prefix_cache, step_ms, config.cuda_graphs)
 
 
 @dataclass(frozen=True)
@@ -298,13 +317,16 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
 def _refused(name: str, value: Any, wanted: str) -> RequestError:
     return RequestError(f"{name} is out of range", got=repr(value), wanted=wanted, change=f"pass another {name}")
 
 
 def _check_number(name: str, value: Any, low: float, high: float, wanted: str, *, open_low: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not low <= value <= high or (open_low and value == low):
+    if not _is_number(value) or math.isinf(value) or not low <= value <= high or (open_low and value == low):
         raise _refused(name, value, wanted)
 
 

@@ -146,7 +146,9 @@ class StepResult:
     Attributes:
         tokens: the sampled token of each chunk that samples.
         scored: the ``targets`` of each chunk that has some.
+        seconds: how long the device worked on it; None where that is not measured.
     """
 
     tokens: dict[int, SampledToken]
     scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    seconds: float | None = None

@@ -75,6 +75,30 @@ def test_a_pool_smaller_than_the_context_is_allowed_and_rounded_up_to_pages():
     assert settle(EngineConfig(max_kv_tokens=33)).max_kv_tokens == 48
 
 
+def test_a_step_is_bounded_to_15_ms_on_a_gpu_and_not_on_a_cpu_unless_asked_for():
+    assert settle(EngineConfig()).max_step_ms == 15
+    assert settle(EngineConfig(), is_cpu=True).max_step_ms == math.inf
+    assert settle(EngineConfig(max_step_ms=40), is_cpu=True).max_step_ms == 40
+    assert settle(EngineConfig(max_step_ms=math.inf)).max_step_ms == math.inf
+
+
+def test_the_prefix_cache_is_on_unless_it_is_turned_off():
+    assert settle(EngineConfig()).prefix_cache
+    assert not settle(EngineConfig(prefix_cache=False)).prefix_cache
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("max_step_ms", value) for value in (0, -1.0, math.nan, "15", True)],
+        *[("prefix_cache", 1), ("prefix_cache", None), ("offline", "yes")],
+    ],
+)
+def test_an_engine_setting_out_of_range_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is out of range: got .*, wanted .*; "):
+        EngineConfig(**{name: value})
+
+
 @pytest.mark.parametrize(
     ("config", "free_bytes", "words"),
     [

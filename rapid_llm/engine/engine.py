@@ -76,6 +76,7 @@ class Engine:
 
     def _finish(self, step: ScheduledStep, result: StepResult) -> list[TokenOutput]:
         """Give each sampled id to its request. A surplus id of a request that ended meanwhile is dropped."""
+        self.scheduler.collect(step, result)
         outputs = []
         for slot, request in step.scored.items():
             if request.finish_reason is None:
@@ -107,7 +108,10 @@ class Engine:
         kept = token if request.finish_reason in (None, "length") else None
         if request.finish_reason is not None:
             self._drop(request)
-        return TokenOutput(request.id, kept, request.finish_reason, stop_id, failure=min(token.token_id, 0))
+        failure = min(token.token_id, 0)
+        return TokenOutput(
+            request.id, kept, request.finish_reason, stop_id, num_cached_tokens=request.num_cached_tokens, failure=failure
+        )
 
     def _drop(self, request: Request) -> None:
         del self._requests[request.id]

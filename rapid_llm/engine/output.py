@@ -66,6 +66,7 @@ class RequestOutput:
         error: why the request failed, when finish_reason is "error".
         prompt_logprobs: for each of ``prompt_token_ids`` a dict by token id, None for the first, which nothing stands before;
             None unless asked for.
+        num_cached_tokens: prompt tokens that the prefix cache spared the model.
     """
 
     request_id: str
@@ -75,3 +76,4 @@ class RequestOutput:
     finished: bool = False
     error: str | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0

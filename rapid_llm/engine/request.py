@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rapid_llm.kvcache.prefix_cache import Prefix
 from rapid_llm.step import Adjust, SampledToken
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -46,12 +47,14 @@ class Request:
         id: unique among the requests that are alive.
         prompt_len: ids of the prompt.
         token_ids: prompt, then every output id that has been collected.
-        num_computed: leading tokens whose K and V the submitted steps write.
+        num_computed: leading tokens whose K and V are there or written by the submitted steps.
         num_in_flight: sampled ids that the device still holds (0 or 1).
         num_scored: leading prompt tokens whose successors' log-probs a submitted step brings; only where they are asked for.
         holds_newest: whether the device keeps the newest id in this slot (not after a preemption).
         slot: device slot while it runs.
         pages: its pages in order, while it runs.
+        prefix: its leading pages that the prefix cache knows.
+        num_cached_tokens: prompt tokens whose K and V it took from the prefix cache when it first ran.
         num_preemptions: times it lost its pages and was computed anew.
         finish_reason: None while it is alive.
     """
@@ -66,6 +69,8 @@ class Request:
     holds_newest: bool = False
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
+    prefix: Prefix = field(default_factory=Prefix)
+    num_cached_tokens: int = 0
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
 
@@ -101,6 +106,7 @@ class TokenOutput:
         stop_id: the id of ``stop_ids`` that ended it, if one did.
         prompt: tokens of the prompt, in their order, whose log-probs have come.
         failure: with finish_reason "error": NO_NUMBER or ALL_BANNED of step.py.
+        num_cached_tokens: as in Request.
     """
 
     request_id: str
@@ -109,3 +115,4 @@ class TokenOutput:
     stop_id: int | None = None
     prompt: tuple[SampledToken, ...] = ()
     failure: int = 0
+    num_cached_tokens: int = 0

@@ -55,6 +55,7 @@ class TextRequest:
 
     def take(self, update: TokenOutput) -> bool:
         """Add what a step brought; True when a stop string ended the answer, so that the token half must be told."""
+        self.output.num_cached_tokens = update.num_cached_tokens
         for token in update.prompt:
             self._add_prompt_token(token)
         if update.token is not None:

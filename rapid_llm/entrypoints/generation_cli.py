@@ -19,7 +19,10 @@ GENERATE_MAX_TOKENS = 256
 """A continuation has no natural end, so the command gives it one."""
 
 _CLEAR_LINE = "\r\033[K"
-_ENGINE_FLAGS = ("model", "revision", "offline", "device", "dtype", "quantize", "gguf", "max_model_len", "max_kv_tokens")
+_ENGINE_FLAGS = (
+    *("model", "revision", "offline", "device", "dtype", "quantize", "gguf"),
+    *("max_model_len", "max_kv_tokens", "prefix_cache", "max_step_ms"),
+)
 _SAMPLING_FLAGS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
@@ -62,6 +65,17 @@ def _add_flags(parser: argparse.ArgumentParser, max_tokens_help: str) -> None:
     engine.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
     engine.add_argument("--max-model-len", type=int, help="longest prompt plus answer, in tokens (default: the model's context)")
     engine.add_argument("--max-kv-tokens", type=int, help="rows of the KV pool (default: from the free memory)")
+    engine.add_argument(
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep what was computed for prompts that begin alike, such as the turns of a conversation (default: on)",
+    )
+    engine.add_argument(
+        "--max-step-ms",
+        type=float,
+        help="milliseconds that a prompt may hold up the other answers at a time (default: 15 on a GPU, no bound on a CPU)",
+    )
     sampling = parser.add_argument_group("sampling (chat: defaults come from the model's generation_config)")
     sampling.add_argument("--max-tokens", type=int, help=max_tokens_help)
     sampling.add_argument("--temperature", type=float, help="0 is greedy")
@@ -165,7 +179,9 @@ class _StreamStats:
         if self.output is None:
             return "no token was produced"
         prompt, new = len(self.output.prompt_token_ids), len(self.output.outputs[0].token_ids)
-        line = f"prompt      {prompt} tokens, first token after {self.first - self.started:.3f} s"
+        cached = self.output.num_cached_tokens
+        spared = f" ({cached} from the prefix cache)" if cached else ""
+        line = f"prompt      {prompt} tokens{spared}, first token after {self.first - self.started:.3f} s"
         if new > 1 and self.last > self.first:
             line += f"\ndecode      {new} tokens, {(new - 1) / (self.last - self.first):.1f} tokens/s"
         return line

@@ -1,5 +1,7 @@
 """StepPlan in, sampled ids out, on one device. Submitting returns at once on a GPU; on a CPU the step has run by then."""
 
+import time
+
 import torch
 
 from rapid_llm.config import ResolvedConfig
@@ -25,6 +27,7 @@ class Worker:
         self.model, self.pool, self.device = model, pool, place.device
         on_cpu = place.device.type == "cpu"
         self.depth = 0 if on_cpu else 1
+        self._clock = HostClock if on_cpu else DeviceClock
         self.forward = RecordedSteps(model, pool.layers, place.recorder, enabled=on_cpu)
         self.builder = BatchBuilder(config, place)
         slots = config.max_num_seqs + 1  # the last is nobody's: what padding samples goes there
@@ -46,15 +49,16 @@ class Worker:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> "SubmittedStep":
         """Run one step; see StepPlan for what it holds."""
+        clock = self._clock()
         self.sampler.setup(plan.slots)
         self.scorer.setup(plan.slots)
         self.builder.add_pages(plan.pages)
-        submitted = self._run(plan)
+        submitted = self._run(plan, clock)
         if self.graphs is not None and self.graphs.pending:
             self.graphs.capture_next()  # while the device is busy with this step
         return submitted
 
-    def _run(self, plan: StepPlan) -> "SubmittedStep":
+    def _run(self, plan: StepPlan, clock: "HostClock | DeviceClock") -> "SubmittedStep":
         step, drawn, scored = self.builder.arrays(plan), None, None
         if self.graphs is not None and not step.scores:
             logits, drawn = self.graphs(step)
@@ -64,24 +68,54 @@ class Worker:
             logits = logits if scored is None else logits[scored.sampled_rows]
         slots = step.sampled_slots.tolist()
         sampled = self.sampler(logits, slots, step.sampled_positions.tolist(), drawn) if slots else None
-        return SubmittedStep(sampled, scored, self.device)
+        return SubmittedStep(sampled, scored, clock)
 
 
 class SubmittedStep:
     """A step on its way. On a GPU its ids travel to pinned memory behind it."""
 
-    def __init__(self, sampled: SampledStep | None, scored: ScoredPrompts | None, device: torch.device) -> None:
-        self.sampled, self.scored = sampled, scored
-        self.event: torch.cuda.Event | None = None
-        if device.type == "cuda":
+    def __init__(self, sampled: SampledStep | None, scored: ScoredPrompts | None, clock: "HostClock | DeviceClock") -> None:
+        self.sampled, self.scored, self.clock = sampled, scored, clock
+        if isinstance(clock, DeviceClock):
             self.sampled = None if sampled is None else sampled.to_host()
             self.scored = None if scored is None else scored.to_host()
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.event.record()
+        clock.stop()
 
     def result(self) -> StepResult:
         """Wait for this step, and for this step only."""
-        if self.event is not None:
-            self.event.synchronize()
+        seconds = self.clock.seconds()
         tokens = {} if self.sampled is None else self.sampled.tokens()
-        return StepResult(tokens, {} if self.scored is None else self.scored.tokens())
+        return StepResult(tokens, {} if self.scored is None else self.scored.tokens(), seconds)
+
+
+class HostClock:
+    """Times a step that has run when it is submitted. Starts when it is made."""
+
+    def __init__(self) -> None:
+        self._started = self._stopped = time.perf_counter()
+
+    def stop(self) -> None:
+        """The step has run."""
+        self._stopped = time.perf_counter()
+
+    def seconds(self) -> float:
+        """What it took."""
+        return self._stopped - self._started
+
+
+class DeviceClock:
+    """Times a step on the device, from when the one before it was done or this one was begun. Starts when it is made."""
+
+    def __init__(self) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._events[0].record()
+
+    def stop(self) -> None:
+        """All of the step is submitted."""
+        self._events[1].record()
+
+    def seconds(self) -> float:
+        """Wait for the step; what it took."""
+        started, stopped = self._events
+        stopped.synchronize()
+        return float(started.elapsed_time(stopped)) / 1000

@@ -84,6 +84,15 @@ def test_chat_answers_one_message(capsys, folder):
     assert out.strip("\n")
 
 
+@pytest.mark.parametrize(("flags", "found"), [([], True), (["--no-prefix-cache"], False)], ids=["cache", "no-cache"])
+def test_the_next_turn_of_a_conversation_finds_the_last_one_in_the_prefix_cache(capsys, folder, monkeypatch, flags, found):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello, who are you and what can you do?\nagain\n"))
+    always = ["--model", folder, "--max-tokens", "4", "--temperature", "0", "--max-step-ms", "50", "--stats"]
+    code, _, err = run(capsys, "chat", *always, *flags)
+    assert code == 0
+    assert ("from the prefix cache" in err) == found
+
+
 def test_chat_without_a_prompt_reads_lines_until_the_input_ends(capsys, folder, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n\n" + "x" * 300 + "\nagain\n"))
     code, out, err = run(capsys, "chat", "--model", folder, "--max-tokens", "4", "--temperature", "0")

@@ -66,12 +66,12 @@ class Damaged:
     def __getattr__(self, name):
         return getattr(self._sampler, name)
 
-    def __call__(self, logits, slots, positions):
+    def __call__(self, logits, slots, positions, drawn=None):
         self._left -= 1
         if self._left < 0 and len(slots) == 3:
             logits = logits.clone()
             logits[1, 9] = math.nan
-        return self._sampler(logits, slots, positions)
+        return self._sampler(logits, slots, positions, drawn)
 
 
 @pytest.mark.case("H4")

@@ -20,10 +20,10 @@ def test_pages_are_owned_once_and_none_is_lost(num_pages, moves):
                 owned.append(page)
         else:
             given_back = random.sample(owned, min(count, len(owned)))
-            allocator.free(given_back)
+            allocator.release(given_back)
             owned = [page for page in owned if page not in given_back]
         assert allocator.num_free == num_pages - len(owned)
-    allocator.free(owned)
+    allocator.release(owned)
     assert sorted(allocator.allocate(num_pages)) == list(range(num_pages))
 
 
@@ -32,7 +32,7 @@ def test_a_wrong_free_raises_and_frees_nothing(pages):
     allocator = PageAllocator(4)
     allocator.allocate(2)
     with pytest.raises(ValueError, match="page"):
-        allocator.free([1, *pages])
+        allocator.release([1, *pages])
     assert allocator.num_free == 2
 
 
@@ -45,6 +45,6 @@ def test_an_allocation_that_does_not_fit_takes_nothing():
 def test_a_page_that_was_given_back_cannot_be_given_back_again():
     allocator = PageAllocator(2)
     pages = allocator.allocate(1)
-    allocator.free(pages)
-    with pytest.raises(ValueError, match="nobody owns"):
-        allocator.free(pages)
+    allocator.release(pages)
+    with pytest.raises(ValueError, match="nobody holds"):
+        allocator.release(pages)

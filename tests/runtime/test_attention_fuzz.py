@@ -53,8 +53,8 @@ def test_any_traffic_gives_each_request_its_own_ids(oracle, folder, asks, max_kv
     generator = torch.Generator().manual_seed(seed)
     # Pages start shuffled, and come back in the order that requests end.
     shuffled = torch.randperm(engine.config.num_pages, generator=generator).tolist()
-    engine.scheduler.allocator._free.clear()
-    engine.scheduler.allocator._free.extend(shuffled)
+    engine.scheduler.allocator._blank.clear()
+    engine.scheduler.allocator._blank.extend(shuffled)
     prompts, outputs = {}, {}
 
     def step():

@@ -27,8 +27,8 @@ def run(folder, dtype, num_requests, *, replays, shuffle, quantize=None):
         pool.fill_(torch.nan)
     if shuffle:
         pages = torch.randperm(engine.config.num_pages, generator=torch.Generator().manual_seed(1)).tolist()
-        engine.scheduler.allocator._free.clear()
-        engine.scheduler.allocator._free.extend(pages)
+        engine.scheduler.allocator._blank.clear()
+        engine.scheduler.allocator._blank.extend(pages)
     ids = {}
     for number in range(num_requests):
         name = str(number)

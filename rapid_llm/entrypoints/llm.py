@@ -1,6 +1,5 @@
 """LLM: both halves of the engine in one process, as a Python object."""
 
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,54 +7,18 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rapid_llm.checkpoint.locate import locate
 from rapid_llm.config import EngineConfig, SamplingParams
-from rapid_llm.engine.engine import check_fits
-from rapid_llm.engine.output import CompletionOutput, RequestOutput
-from rapid_llm.engine.request import Request, TokenRules
-from rapid_llm.engine.templates import render
+from rapid_llm.engine.frontend import Encoded, Frontend, Message, Prompt, Tool
+from rapid_llm.engine.output import RequestOutput
+from rapid_llm.engine.request import Request
 from rapid_llm.engine.text import TextRequest
-from rapid_llm.engine.tokenizer import Tokenizer, end_ids
+from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
 if TYPE_CHECKING:
     from rapid_llm.checkpoint.source import CheckpointSource
-
-MAX_TOP_K = 2**31 - 1
-"""Larger values are as good as off, and the device keeps int32."""
-
-Prompt = str | Sequence[int]
-"""Text, or token ids that are taken as they are."""
-Encoded = tuple[str | None, list[int]]
-"""A prompt's text, if it came as one, and its ids."""
-Message = Mapping[str, Any]
-"""{"role": ..., "content": ...}."""
-Tool = Mapping[str, Any]
-"""{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}."""
-
-
-def locate(
-    config: EngineConfig, ledger: StartupLedger | None = None, progress: Callable[[int, int, float], None] | None = None
-) -> Path:
-    """Where the model of ``config`` lies on this disk. A download runs here, in the caller's thread, so that Ctrl-C ends it.
-
-    Raises: CheckpointError when it is nowhere, or cannot be downloaded.
-    """
-    from rapid_llm.checkpoint.embedded import find_embedded_model
-    from rapid_llm.checkpoint.hub import find_model
-
-    ledger = StartupLedger() if ledger is None else ledger
-    with ledger.phase("find model"):
-        model = config.model
-        found = find_embedded_model() if model is None else find_model(model, config.revision, offline=config.offline)
-    if not isinstance(found, Path):
-        with ledger.phase("download"):
-            from rapid_llm.checkpoint.hub_download import download
-
-            found = download(found, progress)
-    if model is not None and found != Path(model):
-        ledger.note(f"{model}: {found}")
-    return found
 
 
 class LLM:
@@ -100,9 +63,9 @@ class LLM:
             opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(self._open, path)
             with self.ledger.phase("import torch"):
                 from rapid_llm.build import build_engine
-            self._source, self.tokenizer = opened.result()
-        self._end_ids = end_ids(self._source, self.tokenizer)
-        self._engine = build_engine(self.config, self._source, self.ledger, progress)
+            source, self.tokenizer = opened.result()
+        self._engine = build_engine(self.config, source, self.ledger, progress)
+        self._frontend = Frontend(source, self.tokenizer, self._engine.config)
         self._live: dict[str, TextRequest] = {}
         self._numbers = count()
         self._lock = threading.RLock()
@@ -128,7 +91,7 @@ class LLM:
         Raises: RequestError when any prompt or value is refused; then none has run.
         """
         each = [prompts] if is_single_prompt(prompts) else list(prompts)
-        encoded = [self._encode(prompt) for prompt in each]
+        encoded = [self._frontend.encode(prompt) for prompt in each]
         return self._run(encoded, self._params_for(len(each), params, SamplingParams()), continues=True)
 
     def chat(
@@ -148,7 +111,7 @@ class LLM:
         Raises: RequestError when anything is refused; then none has run.
         """
         each: list[Any] = [messages] if is_conversation(messages) else list(messages)
-        encoded = [self._encode_chat(conversation, tools) for conversation in each]
+        encoded = [self._frontend.encode_chat(conversation, tools) for conversation in each]
         return self._run(encoded, self._params_for(len(each), params, self.default_chat_params()), continues=False)
 
     def stream(
@@ -166,22 +129,19 @@ class LLM:
         """
         chats = is_conversation(prompt)
         if chats:
-            encoded, default = self._encode_chat(cast("Sequence[Message]", prompt), tools), self.default_chat_params()
+            encoded, default = self._frontend.encode_chat(cast("Sequence[Message]", prompt), tools), self.default_chat_params()
         elif tools is not None:
             change = "send a list of messages, or leave the tools out"
             raise RequestError("tools need a conversation", got=type(prompt).__name__, wanted="messages", change=change)
         else:
-            encoded, default = self._encode(prompt), SamplingParams()
+            encoded, default = self._frontend.encode(prompt), SamplingParams()
         [params] = self._params_for(1, params, default)
         [request] = self._add([encoded], [params], continues=not chats)
         return self._follow(request)
 
     def default_chat_params(self) -> SamplingParams:
         """SamplingParams with the values that the model's generation_config recommends."""
-        defaults = self._source.generation
-        return SamplingParams().with_defaults(
-            temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k, min_p=defaults.min_p
-        )
+        return self._frontend.default_chat_params()
 
     def _follow(self, request: TextRequest) -> Iterator[RequestOutput]:
         sent = 0
@@ -206,14 +166,14 @@ class LLM:
 
     def _add(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[TextRequest]:
         """Queue all, or raise and queue none."""
-        rules = [self._rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
+        rules = [self._frontend.rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
         requests = []
         with self._lock:
             for (text, ids), its, its_rules in zip(encoded, params, rules, strict=True):
-                output = RequestOutput(str(next(self._numbers)), text, ids, [CompletionOutput()])
-                requests.append(TextRequest(output, its, self.tokenizer, continues=continues))
-                self._live[output.request_id] = requests[-1]
-                self._engine.add(Request(output.request_id, list(ids), its_rules))
+                request_id = str(next(self._numbers))
+                requests.append(self._frontend.follow(request_id, (text, ids), its, continues=continues))
+                self._live[request_id] = requests[-1]
+                self._engine.add(Request(request_id, list(ids), its_rules))
         return requests
 
     def _step(self) -> None:
@@ -230,48 +190,6 @@ class LLM:
             self._live.pop(request.output.request_id, None)
             if not request.finished:
                 self._engine.abort(request.output.request_id)
-
-    def _rules(self, ids: list[int], params: SamplingParams) -> TokenRules:
-        """What the token half needs to know; refuses what can never run."""
-        config = self._engine.config
-        room = min(config.max_model_len, config.max_kv_tokens + 1) - len(ids)
-        max_new_tokens = max(room, 1) if params.max_tokens is None else params.max_tokens
-        check_fits(config, len(ids), max_new_tokens)
-        vocab_size = self._source.config.vocab_size
-        if wrong := [token for token in (*ids, *(params.stop_token_ids or ())) if not 0 <= token < vocab_size]:
-            wanted = f"ids from 0 to {vocab_size - 1}"
-            raise RequestError(
-                "token id out of the vocabulary", got=str(wrong[0]), wanted=wanted, change="send ids of this model"
-            )
-        return TokenRules(
-            max_new_tokens=max_new_tokens,
-            end_ids=frozenset() if params.ignore_eos else self._end_ids,
-            stop_ids=frozenset(params.stop_token_ids or ()),
-            temperature=params.temperature,
-            top_k=min(max(params.top_k, 0), MAX_TOP_K),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            logprobs=-1 if params.logprobs is None else params.logprobs,
-        )
-
-    def _encode(self, prompt: Any) -> Encoded:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt, add_special_tokens=True)
-        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
-        if is_list and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
-            return None, list(prompt)
-        wanted = "a string or a list of token ids"
-        raise RequestError(
-            "prompt of the wrong type", got=f"{type(prompt).__name__} {prompt!r:.80}", wanted=wanted, change="pass one of those"
-        )
-
-    def _encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Encoded:
-        tokenizer = self.tokenizer
-        text = render(
-            messages, tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tools=tools
-        )
-        return text, tokenizer.encode(text, add_special_tokens=False)
 
     @staticmethod
     def _params_for(number: int, params: Any, default: SamplingParams) -> list[SamplingParams]:

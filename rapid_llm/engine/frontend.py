@@ -1,0 +1,109 @@
+"""The text half of an engine: prompts to ids, what can never run refused, ids back to text. It sits where the client is."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rapid_llm.checkpoint.source import CheckpointSource
+from rapid_llm.config import ResolvedConfig, SamplingParams
+from rapid_llm.engine.engine import check_fits
+from rapid_llm.engine.output import CompletionOutput, RequestOutput
+from rapid_llm.engine.request import TokenRules
+from rapid_llm.engine.templates import render
+from rapid_llm.engine.text import TextRequest
+from rapid_llm.engine.tokenizer import Tokenizer, end_ids
+from rapid_llm.errors import RequestError
+
+MAX_TOP_K = 2**31 - 1
+"""Larger values are as good as off, and the device keeps int32."""
+
+Prompt = str | Sequence[int]
+"""Text, or token ids that are taken as they are."""
+Encoded = tuple[str | None, list[int]]
+"""A prompt's text, if it came as one, and its ids."""
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...}."""
+Tool = Mapping[str, Any]
+"""{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}."""
+
+
+class Frontend:
+    """What a client of one engine needs to know of its model. Safe to use from several threads.
+
+    Args:
+        source: the open checkpoint; of it the sampling defaults, the vocabulary and the end-of-text ids are kept.
+        tokenizer: the model's.
+        limits: the engine's sizes, against which requests are checked before it sees them.
+    """
+
+    def __init__(self, source: CheckpointSource, tokenizer: Tokenizer, limits: ResolvedConfig) -> None:
+        self.tokenizer, self.limits = tokenizer, limits
+        self._defaults = source.generation
+        self._vocab_size = source.config.vocab_size
+        self._end_ids = end_ids(source, tokenizer)
+
+    def default_chat_params(self) -> SamplingParams:
+        """SamplingParams with the values that the model's generation_config recommends."""
+        defaults = self._defaults
+        return SamplingParams().with_defaults(
+            temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k, min_p=defaults.min_p
+        )
+
+    def encode(self, prompt: Any) -> Encoded:
+        """A prompt to be continued as it stands.
+
+        Raises: RequestError when it is neither text nor a list of ids.
+        """
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt, add_special_tokens=True)
+        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+        if is_list and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return None, list(prompt)
+        wanted = "a string or a list of token ids"
+        raise RequestError(
+            "prompt of the wrong type", got=f"{type(prompt).__name__} {prompt!r:.80}", wanted=wanted, change="pass one of those"
+        )
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Encoded:
+        """A conversation, written by the model's chat template.
+
+        Raises: RequestError when there is no template or it refuses.
+        """
+        tokenizer = self.tokenizer
+        text = render(
+            messages, tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tools=tools
+        )
+        return text, tokenizer.encode(text, add_special_tokens=False)
+
+    def rules(self, ids: list[int], params: SamplingParams) -> TokenRules:
+        """What the token half needs to know.
+
+        Raises: RequestError when such a request can never run.
+        """
+        limits = self.limits
+        room = min(limits.max_model_len, limits.max_kv_tokens + 1) - len(ids)
+        max_new_tokens = max(room, 1) if params.max_tokens is None else params.max_tokens
+        check_fits(limits, len(ids), max_new_tokens)
+        vocab_size = self._vocab_size
+        if wrong := [token for token in (*ids, *(params.stop_token_ids or ())) if not 0 <= token < vocab_size]:
+            wanted = f"ids from 0 to {vocab_size - 1}"
+            raise RequestError(
+                "token id out of the vocabulary", got=str(wrong[0]), wanted=wanted, change="send ids of this model"
+            )
+        return TokenRules(
+            max_new_tokens=max_new_tokens,
+            end_ids=frozenset() if params.ignore_eos else self._end_ids,
+            stop_ids=frozenset(params.stop_token_ids or ()),
+            temperature=params.temperature,
+            top_k=min(max(params.top_k, 0), MAX_TOP_K),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            logprobs=-1 if params.logprobs is None else params.logprobs,
+        )
+
+    def follow(self, request_id: str, encoded: Encoded, params: SamplingParams, *, continues: bool) -> TextRequest:
+        """The text half of a new request; ``continues`` as in TextRequest."""
+        text, ids = encoded
+        output = RequestOutput(request_id, text, ids, [CompletionOutput()])
+        return TextRequest(output, params, self.tokenizer, continues=continues)

@@ -2,8 +2,10 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.config import ResolvedConfig, SamplingParams
 from rapid_llm.engine.engine import check_fits
@@ -13,6 +15,7 @@ from rapid_llm.engine.templates import render
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.engine.tokenizer import Tokenizer, end_ids
 from rapid_llm.errors import RequestError
+from rapid_llm.ledger import StartupLedger
 
 MAX_TOP_K = 2**31 - 1
 """Larger values are as good as off, and the device keeps int32."""
@@ -25,6 +28,17 @@ Message = Mapping[str, Any]
 """{"role": ..., "content": ...}."""
 Tool = Mapping[str, Any]
 """{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}."""
+
+
+def open_model(path: Path, ledger: StartupLedger) -> tuple[CheckpointSource, Tokenizer]:
+    """Open a checkpoint and make its tokenizer.
+
+    Raises: CheckpointError when either is broken or of a kind that is not read.
+    """
+    with ledger.phase("open checkpoint"):
+        source = open_checkpoint(path)
+    with ledger.phase("tokenizer"):
+        return source, Tokenizer.from_checkpoint(source)
 
 
 class Frontend:

@@ -4,12 +4,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rapid_llm.checkpoint.locate import locate
 from rapid_llm.config import EngineConfig, SamplingParams
-from rapid_llm.engine.frontend import Encoded, Frontend, Message, Prompt, Tool
+from rapid_llm.engine.frontend import Encoded, Frontend, Message, Prompt, Tool, open_model
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.text import TextRequest
@@ -60,7 +59,7 @@ class LLM:
         path = locate(self.config, self.ledger, download_progress)
         # The file is opened and the tokenizer made while torch is imported: neither needs the other.
         with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
-            opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(self._open, path)
+            opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(open_model, path, self.ledger)
             with self.ledger.phase("import torch"):
                 from rapid_llm.build import build_engine
             source, self.tokenizer = opened.result()
@@ -69,14 +68,6 @@ class LLM:
         self._live: dict[str, TextRequest] = {}
         self._numbers = count()
         self._lock = threading.RLock()
-
-    def _open(self, path: Path) -> "tuple[CheckpointSource, Tokenizer]":
-        from rapid_llm.checkpoint.open import open_checkpoint
-
-        with self.ledger.phase("open checkpoint"):
-            source = open_checkpoint(path)
-        with self.ledger.phase("tokenizer"):
-            return source, Tokenizer.from_checkpoint(source)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None

@@ -67,14 +67,14 @@ class EngineClient:
         on_progress: called with each Progress.
 
     Attributes:
-        process_id: of the process, once it has started.
+        process_id: of the process; there is none before ``start``.
         error: why the process has ended; None while it lives.
     """
 
     def __init__(self, command: Sequence[str], start: Start, on_progress: Callable[[Progress], None]) -> None:
         self._command, self._start, self._on_progress = command, start, on_progress
         self.error: RapidError | None = None
-        self.process_id: int | None = None
+        self.process_id = 0
         self._listeners: dict[str, Listener] = {}
         self._numbers = count()
         self._asked: deque[asyncio.Future[Stats]] = deque()

@@ -109,6 +109,11 @@ class AsyncLLM:
             await client.close()
             await asyncio.wait({frontend})
 
+    @property
+    def process_id(self) -> int:
+        """Of the engine's process."""
+        return self._client().process_id
+
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncIterator[RequestOutput]:

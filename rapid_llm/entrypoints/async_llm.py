@@ -120,8 +120,9 @@ class AsyncLLM:
         """Continue a prompt as it stands, and yield the answer as it grows.
 
         Each item is a state of its own: ``.outputs[0].text`` is everything so far, ``.outputs[0].delta`` what is new since the
-        item before, however many steps that are. Leaving the loop, or cancelling the task that reads, ends the request before the
-        engine's next step.
+        item before, however many steps that are. Cancelling the task that reads, or ``aclose``, ends the request before the
+        engine's next step; so does leaving the loop, as soon as the event loop has closed what was left (contextlib.aclosing does
+        it on the spot).
 
         Args:
             prompt: a text or a list of token ids.

@@ -303,12 +303,15 @@ def test_a_start_that_fails_says_why_and_leaves_no_process(kind, path, error, sa
 
 PARENT = """
 import asyncio, os, sys
-from tests.engine.test_process import add, started
+from tests.engine.fake_process import HANG
+from tests.engine.test_process import add, started, until
 async def main():
-    client = await started("breakable", path=sys.argv[1])
-    if len(sys.argv) > 2:
-        await client.ready()
-        add(client, [int(sys.argv[2])] * 2, 4000)
+    client = await started("breakable", path="endless" if "loading" in sys.argv else "")
+    if "loading" not in sys.argv:
+        _, reader = add(client, [HANG if "hanging" in sys.argv else 1] * 2, 4000)
+        if "running" in sys.argv:
+            await reader.begun
+    await until(lambda: sys.argv[1] == "running" or sys.argv[1].encode() in client._tail)
     if "fork" in sys.argv and os.fork() == 0:
         os.read(0, 1)
         os._exit(0)
@@ -320,8 +323,8 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(
     "arguments",
-    [["endless"], ["", "1"], ["", str(HANG)], ["", str(HANG), "fork"]],
-    ids=["starting", "running", "hanging", "a-fork-holds-the-socket"],
+    [["loading"], ["running"], ["hanging"], ["hanging", "fork"]],
+    ids=["loading", "running", "hanging", "a-fork-holds-the-socket"],
 )
 def test_an_engine_never_outlives_a_client_that_is_killed(arguments):
     with subprocess.Popen(

@@ -219,8 +219,15 @@ class EngineClient:
         said.cancel()  # a child of the process may still hold its stderr
         exited.cancel()
         self._connection.close()
-        lines = self._tail.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
-        self._tell(self._reason or EngineDiedError(process.returncode, lines))
+        self._tell(self._why(process.returncode))
+
+    def _why(self, exit_code: int | None) -> RapidError:
+        """A start that failed says why itself; after it, an end is an end."""
+        if self._reason is not None and not self._ready.done():
+            return self._reason
+        lines = self._tail.decode("utf-8", "replace").splitlines()
+        reason = [] if self._reason is None else [str(self._reason)]
+        return EngineDiedError(exit_code, (lines + reason)[-_LAST_LINES:])
 
     def _tell(self, error: RapidError) -> None:
         self.error = error

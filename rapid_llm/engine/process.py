@@ -60,10 +60,13 @@ def serve(connection: socket.socket, build: Build) -> int:
     """
     _end_with_client(connection)
     with connection, Channel(connection) as channel:
+        process = EngineProcess(channel, build)
         try:
-            EngineProcess(channel, build).run()
+            process.run()
         except RapidError as error:
             channel.send(Failed(Fault.of(error)))
+            if process.is_ready:  # nothing that a user did, so it ends like any other crash
+                raise
             return 2
     return 0
 
@@ -78,6 +81,11 @@ class EngineProcess:
         self._num_steps, self._step_seconds = 0, 0.0
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an engine."""
+        return self._engine is not None
 
     def run(self) -> None:
         """From the first message to the last.
@@ -145,7 +153,7 @@ class EngineProcess:
         # The second one needs no Python to act, so that no step that hangs holds it up.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._draining = True
-        if self._engine is None:  # nothing runs yet
+        if not self.is_ready:  # nothing runs yet
             os._exit(0)
 
 

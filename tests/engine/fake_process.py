@@ -9,11 +9,11 @@ from pathlib import Path
 from rapid_llm.config import ResolvedConfig
 from rapid_llm.engine import process
 from rapid_llm.engine.engine import Engine
-from rapid_llm.errors import ConfigError
+from rapid_llm.errors import ConfigError, KernelInputError
 from tests.engine.fake_worker import VOCAB, FakeWorker
 
 LIMITS = ResolvedConfig(max_model_len=4096, max_num_seqs=64, max_batched_tokens=4096, num_pages=512)
-CRASH, HANG = VOCAB - 1, VOCAB - 2
+CRASH, HANG, REFUSE = VOCAB - 1, VOCAB - 2, VOCAB - 3
 """Prompt ids that a worker of kind "breakable" does not survive."""
 
 
@@ -26,6 +26,8 @@ class Breakable(FakeWorker):
         prompts = {token for chunk in plan.prefills for token in chunk.token_ids}
         if CRASH in prompts:
             raise RuntimeError("the device is gone")
+        if REFUSE in prompts:
+            raise KernelInputError("swiglu(gate_up [3, 5])")
         if HANG in prompts:
             os.write(1, b"hanging\n")
             while True:

@@ -12,7 +12,6 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from rapid_llm.config import ResolvedConfig
 from rapid_llm.engine.messages import (
     Abort,
     Add,
@@ -78,7 +77,7 @@ class EngineClient:
         self._listeners: dict[str, Listener] = {}
         self._numbers = count()
         self._asked: deque[asyncio.Future[Stats]] = deque()
-        self._ready: asyncio.Future[ResolvedConfig] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # nobody need have waited
         self._reason: RapidError | None = None
         self._closing = False
@@ -109,8 +108,8 @@ class EngineClient:
         self._send(self._start)
         self._end = asyncio.create_task(self._follow(self._process), name="engine process")
 
-    async def ready(self) -> ResolvedConfig:
-        """Wait until requests are served; the engine's sizes.
+    async def ready(self) -> Ready:
+        """Wait until requests are served; the engine's sizes and what its start went to.
 
         Raises: what the start ended with; EngineDiedError when the process ended without a word.
         """
@@ -176,8 +175,8 @@ class EngineClient:
                     listener.fail(fault.error())
             case Progress():
                 self._on_progress(message)
-            case Ready(limits):
-                self._ready.set_result(limits)
+            case Ready():
+                self._ready.set_result(message)
             case Stats():
                 if not (answer := self._asked.popleft()).done():
                     answer.set_result(message)

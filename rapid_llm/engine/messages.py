@@ -23,6 +23,7 @@ from rapid_llm.errors import (
     RapidError,
     RequestError,
 )
+from rapid_llm.ledger import Phase
 from rapid_llm.version import __version__
 
 MAX_FRAME = 64 * 2**20
@@ -115,9 +116,16 @@ class Progress(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Requests are served from here on, within ``limits``."""
+    """Requests are served from here on, within ``limits``.
+
+    Attributes:
+        zero, phases, notes: of the process's start-up ledger.
+    """
 
     limits: ResolvedConfig
+    zero: float
+    phases: list[Phase]
+    notes: list[str]
 
 
 class Outputs(Message, frozen=True):

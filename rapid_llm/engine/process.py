@@ -96,8 +96,9 @@ class EngineProcess:
         self._channel.send(Hello(version()))
         check_version(self._channel.wait_for(Hello).version)
         start = self._channel.wait_for(Start)
-        self._engine = self._build(start, _ReportedLedger(self._report), self._report)
-        self._channel.send(Ready(self._engine.config))
+        ledger = _ReportedLedger(self._report)
+        self._engine = self._build(start, ledger, self._report)
+        self._channel.send(Ready(self._engine.config, ledger.zero, ledger.phases, ledger.notes))
         self._loop(self._engine)
 
     def _loop(self, engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from itertools import count
@@ -40,6 +41,7 @@ class AsyncLLM:
 
     Attributes:
         progress: the newest start-up report; None before the first.
+        ledger: what each second to the first output went to, the engine's included once it is ready; of the newest start.
     """
 
     def __init__(
@@ -83,7 +85,8 @@ class AsyncLLM:
         """
         path = await asyncio.to_thread(locate, self.config, self.ledger, self._on_download)
         client = EngineClient(_COMMAND, Start(self.config, str(path)), self._note)
-        await client.start()
+        with self.ledger.phase("start engine process"):
+            await client.start()
         self._engine = (client, asyncio.create_task(self._prepare(path, client)))
 
     async def ready(self) -> ResolvedConfig:
@@ -96,6 +99,7 @@ class AsyncLLM:
     async def restart(self) -> None:
         """Start another engine process in place of one that has died (or lives). Open streams end with EngineDiedError."""
         await self.close()
+        self.ledger = StartupLedger(time.time())
         await self.start()
 
     async def drain(self) -> None:
@@ -181,6 +185,7 @@ class AsyncLLM:
             while not finished:
                 output = await stream.next()
                 finished = output.finished
+                self.ledger.mark_first_token()
                 yield output
         finally:
             request.leave()
@@ -189,7 +194,9 @@ class AsyncLLM:
 
     async def _prepare(self, path: Path, client: EngineClient) -> Frontend:
         source, tokenizer = await asyncio.to_thread(open_model, path, self.ledger)
-        return Frontend(source, tokenizer, await client.ready())
+        ready = await client.ready()
+        self.ledger.include("engine", ready.zero, ready.phases, ready.notes)
+        return Frontend(source, tokenizer, ready.limits)
 
     async def _frontend(self) -> Frontend:
         self._client()

@@ -35,6 +35,7 @@ from rapid_llm.engine.messages import (
 )
 from rapid_llm.engine.request import TokenOutput, TokenRules
 from rapid_llm.errors import CheckpointError, ConfigError, NoKernelError, ProtocolError, RequestError
+from rapid_llm.ledger import Phase
 from rapid_llm.step import SampledToken
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -63,7 +64,13 @@ MESSAGES = st.one_of(
     st.builds(Abort, TEXT),
     st.sampled_from([AskStats(), Drain(), Shutdown(), Draining()]),
     st.builds(Progress, TEXT, COUNTS, COUNTS),
-    st.builds(Ready, st.builds(ResolvedConfig, COUNTS, COUNTS, COUNTS, COUNTS)),
+    st.builds(
+        Ready,
+        st.builds(ResolvedConfig, COUNTS, COUNTS, COUNTS, COUNTS),
+        FLOATS,
+        st.lists(st.builds(Phase, TEXT, FLOATS, FLOATS, TEXT), max_size=3),
+        st.lists(TEXT, max_size=3),
+    ),
     st.builds(Outputs, st.lists(OUTPUTS, max_size=4)),
     st.builds(Refused, TEXT, FAULTS),
     st.builds(Failed, FAULTS),
@@ -97,7 +104,7 @@ def test_a_length_that_no_message_has_is_refused_before_its_bytes_are_waited_for
 
 @pytest.mark.parametrize(
     "body",
-    [b"\xc1", pack(Ready(ResolvedConfig(1, 1, 1, 1)))[4:], b"\x92\xa5abort\x01", b"\x91\xa5abort", b"\x93\xa5abort\xa1x\x01"],
+    [b"\xc1", pack(Draining())[4:], b"\x92\xa5abort\x01", b"\x91\xa5abort", b"\x93\xa5abort\xa1x\x01"],
     ids=["no-msgpack", "of-the-other-side", "wrong-type", "a-field-short", "a-field-over"],
 )
 def test_what_a_client_may_not_say_is_refused(body):

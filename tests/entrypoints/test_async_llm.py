@@ -97,6 +97,14 @@ def test_the_deltas_add_up_to_the_text_and_no_state_changes_once_it_is_read(llm,
     loop(scenario())
 
 
+def test_the_ledger_holds_what_both_processes_did_until_the_first_output(llm, loop):
+    loop(last(llm.generate("hello", GREEDY)))
+    of_engine = {phase.name for phase in llm.ledger.phases if phase.thread == "engine"}
+    assert {"interpreter and command line", "import torch", "weights", "KV pool"} <= of_engine
+    assert {"find model", "start engine process", "tokenizer"} <= {phase.name for phase in llm.ledger.phases} - of_engine
+    assert all(0 <= phase.start <= phase.end <= llm.ledger.first_token for phase in llm.ledger.phases)
+
+
 def test_a_slow_reader_gets_everything_in_fewer_pieces_and_holds_nobody_up(llm, expected, loop):
     async def scenario():
         slow = llm.generate("slow", GREEDY)

@@ -8,11 +8,22 @@ from rapid_llm.version import __version__
 if TYPE_CHECKING:
     from rapid_llm.config import EngineConfig, SamplingParams
     from rapid_llm.engine.output import CompletionOutput, Logprob, RequestOutput
+    from rapid_llm.entrypoints.async_llm import AsyncLLM
     from rapid_llm.entrypoints.llm import LLM
-    from rapid_llm.errors import CheckpointError, ConfigError, KernelInputError, NoKernelError, RapidError, RequestError
+    from rapid_llm.errors import (
+        CheckpointError,
+        ConfigError,
+        EngineDiedError,
+        KernelInputError,
+        NoKernelError,
+        ProtocolError,
+        RapidError,
+        RequestError,
+    )
 
 _EXPORTS = {
     "LLM": "rapid_llm.entrypoints.llm",
+    "AsyncLLM": "rapid_llm.entrypoints.async_llm",
     "EngineConfig": "rapid_llm.config",
     "SamplingParams": "rapid_llm.config",
     "CompletionOutput": "rapid_llm.engine.output",
@@ -24,10 +35,13 @@ _EXPORTS = {
     "RequestError": "rapid_llm.errors",
     "NoKernelError": "rapid_llm.errors",
     "KernelInputError": "rapid_llm.errors",
+    "EngineDiedError": "rapid_llm.errors",
+    "ProtocolError": "rapid_llm.errors",
 }
 
 __all__ = [  # noqa: RUF022  (in the order a reader meets them)
     "LLM",
+    "AsyncLLM",
     "SamplingParams",
     "EngineConfig",
     "RequestOutput",
@@ -39,6 +53,8 @@ __all__ = [  # noqa: RUF022  (in the order a reader meets them)
     "RequestError",
     "NoKernelError",
     "KernelInputError",
+    "EngineDiedError",
+    "ProtocolError",
     "__version__",
 ]
 

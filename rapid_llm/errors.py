@@ -5,11 +5,14 @@
     ├── CheckpointError    a file on disk that cannot be loaded, by file, tensor or key
     ├── RequestError       one user's ask that cannot be served; carries the request id (an HTTP 4xx)
     ├── NoKernelError      no row serves an op here; lists every row and all its reasons
-    └── KernelInputError   a tensor that a kernel's contract does not allow: shape, dtype, strides, device
+    ├── KernelInputError   a tensor that a kernel's contract does not allow: shape, dtype, strides, device
+    ├── EngineDiedError    the engine's process has ended; carries its exit code and what it said last
+    └── ProtocolError      bytes between the two processes that are no message of this version
 
 Every message says what came, what was wanted and what to change, in one paragraph. The CLI prints it and exits with 2.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -54,6 +57,25 @@ class NoKernelError(RapidError):
 
 class KernelInputError(RapidError):
     """A tensor that does not meet the contract of the op it was passed to. Nothing was launched."""
+
+
+class EngineDiedError(RapidError):
+    """The engine's process has ended, so its open requests cannot be answered.
+
+    Attributes:
+        exit_code: its exit status; minus the signal's number where one ended it; None where it could not be learnt.
+        last_lines: the end of what it wrote to stderr.
+    """
+
+    def __init__(self, exit_code: int | None, last_lines: Sequence[str] = ()) -> None:
+        self.exit_code, self.last_lines = exit_code, tuple(last_lines)
+        said = f", which said last: {' | '.join(last_lines)}" if last_lines else ""
+        change = "send the request again after a restart"
+        super().__init__("the engine process has ended", got=f"exit code {exit_code}{said}", change=change)
+
+
+class ProtocolError(RapidError):
+    """What came from the other process is no message of this version. The connection ends with it."""
 
 
 def describe(op: str, **tensors: Any) -> str:

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -60,6 +60,12 @@ class StartupLedger:
     def note(self, line: str) -> None:
         """Add a line about the start that is no phase: what was loaded, how large the pool is."""
         self.notes.append(line)
+
+    def include(self, other: str, zero: float, phases: Iterable[Phase], notes: Iterable[str]) -> None:
+        """Add what a process called ``other`` noted against its own ``zero``, in Unix seconds."""
+        shift = zero - self.zero
+        self.phases += [Phase(phase.name, phase.start + shift, phase.end + shift, other) for phase in phases]
+        self.notes += notes
 
     def accounted(self) -> float:
         """Share of the time to the first token (or to now) that at least one phase covers."""

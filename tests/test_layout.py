@@ -84,6 +84,7 @@ TORCH_FREE = [
     "rapid_llm.kernels.dispatcher",
     "rapid_llm.kernels.ops.interfaces",
     "rapid_llm.kernels.ops.tile_policy",
+    "rapid_llm.entrypoints.async_llm",
     "rapid_llm.entrypoints.cli",
 ]
 

@@ -3,7 +3,7 @@
     python -m benchmarks.engine.bench_decode --model qwen3-0.6b [--batch 1,8,64,256] [--folder /tmp] [--option quantize=fp8]
 
 Random weights in the shape of a model, prompts of 128 random ids, 128 new ids each, greedy. Decode time is that of a whole run
-less that of the prompts alone.
+less that of the prompts alone. The device's own time is that of the same graph replayed back to back, so the rest of a step is idle.
 """
 
 import argparse
@@ -43,8 +43,15 @@ def main() -> None:
     if torch.cuda.is_available():
         results["GB allocated"] = torch.cuda.max_memory_allocated() / 1e9
     for key, value in results.items():
-        print(f"{key:<18} {value}", flush=True)
+        print(f"{key:<18} {_shown(value)}", flush=True)
     print(f"written to {write('decode_cuda' if torch.cuda.is_available() else 'decode_cpu', results)}")
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    medians = {name: each["median"] if isinstance(each, dict) else each for name, each in value.items()}
+    return ", ".join(f"{name} {each:,.3f}" for name, each in medians.items())
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
@@ -67,7 +74,26 @@ def decode(llm: LLM, batch: int) -> dict[str, Any]:
         if run:
             rates.append(batch * NEW / took)
             steps.append(1e3 * took / NEW)
-    return {"tokens/s": summary(rates), "ms a step": summary(steps)}
+    found: dict[str, Any] = {"tokens/s": summary(rates), "ms a step": summary(steps)}
+    if (alone := _replayed_ms(llm, batch)) is not None:
+        found["ms of the device alone"] = alone
+        found["device idle"] = 1 - alone / found["ms a step"]["median"]
+    return found
+
+
+def _replayed_ms(llm: LLM, batch: int) -> float | None:
+    """A step whose graph is replayed with nothing in between, on the indices of the last step; None without graphs."""
+    graphs = llm._engine.worker.graphs
+    padded = None if graphs is None else graphs._steps[graphs._decodes[next(s for s in graphs._decode_sizes if s >= batch)]]
+    if padded is None or padded.replay is None:
+        return None
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(20):
+        padded.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 20
 
 
 def _seconds(llm: LLM, prompts: list[list[int]], new: int) -> float:

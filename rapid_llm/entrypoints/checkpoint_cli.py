@@ -28,7 +28,7 @@ def run_verify_checkpoint(options: argparse.Namespace) -> int:
     """Print a line a layer; 1 when something is wrong."""
     names = ("model", "revision", "offline", "device", "dtype", "quantize", "gguf")
     config = EngineConfig(**{name: getattr(options, name) for name in names})
-    from rapid_llm.entrypoints.llm import locate
+    from rapid_llm.checkpoint.locate import locate
     from rapid_llm.entrypoints.verify_checkpoint import check_checkpoint
 
     count = wrong = 0

@@ -13,7 +13,8 @@ from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
 if TYPE_CHECKING:
-    from rapid_llm.entrypoints.llm import LLM, Message
+    from rapid_llm.engine.frontend import Message
+    from rapid_llm.entrypoints.llm import LLM
 
 GENERATE_MAX_TOKENS = 256
 """A continuation has no natural end, so the command gives it one."""

@@ -3,56 +3,21 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rapid_llm.checkpoint.locate import locate
 from rapid_llm.config import EngineConfig, SamplingParams
+from rapid_llm.engine.frontend import Encoded, Frontend, Message, Prompt, Tool, open_model
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.engine.request import Request
-from rapid_llm.engine.rules import RuleMaker
-from rapid_llm.engine.templates import render
-from rapid_llm.engine.text import TextRequest, follow
-from rapid_llm.engine.tokenizer import Tokenizer, end_ids
+from rapid_llm.engine.text import TextRequest
+from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
 if TYPE_CHECKING:
     from rapid_llm.checkpoint.source import CheckpointSource
-
-Prompt = str | Sequence[int]
-"""Text, or token ids that are taken as they are."""
-Encoded = tuple[str | None, list[int]]
-"""A prompt's text, if it came as one, and its ids."""
-Message = Mapping[str, Any]
-"""{"role": ..., "content": ...}."""
-Tool = Mapping[str, Any]
-"""{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}."""
-
-
-def locate(
-    config: EngineConfig, ledger: StartupLedger | None = None, progress: Callable[[int, int, float], None] | None = None
-) -> Path:
-    """Where the model of ``config`` lies on this disk. A download runs here, in the caller's thread, so that Ctrl-C ends it.
-
-    Raises: CheckpointError when it is nowhere, or cannot be downloaded.
-    """
-    from rapid_llm.checkpoint.embedded import find_embedded_model
-    from rapid_llm.checkpoint.hub import find_model
-
-    ledger = StartupLedger() if ledger is None else ledger
-    with ledger.phase("find model"):
-        model = config.model
-        found = find_embedded_model() if model is None else find_model(model, config.revision, offline=config.offline)
-    if not isinstance(found, Path):
-        with ledger.phase("download"):
-            from rapid_llm.checkpoint.hub_download import download
-
-            found = download(found, progress)
-    if model is not None and found != Path(model):
-        ledger.note(f"{model}: {found}")
-    return found
 
 
 class LLM:
@@ -94,28 +59,15 @@ class LLM:
         path = locate(self.config, self.ledger, download_progress)
         # The file is opened and the tokenizer made while torch is imported: neither needs the other.
         with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
-            opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(self._open, path)
+            opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(open_model, path, self.ledger)
             with self.ledger.phase("import torch"):
                 from rapid_llm.build import build_engine
-            self._source, self.tokenizer = opened.result()
-        self._engine = build_engine(self.config, self._source, self.ledger, progress)
-        self._rules = RuleMaker(
-            self._engine.config,
-            self._source.config.vocab_size,
-            end_ids(self._source, self.tokenizer),
-            partial(self.tokenizer.encode, add_special_tokens=False),
-        )
+            source, self.tokenizer = opened.result()
+        self._engine = build_engine(self.config, source, self.ledger, progress)
+        self._frontend = Frontend(source, self.tokenizer, self._engine.config)
         self._live: dict[str, TextRequest] = {}
         self._numbers = count()
         self._lock = threading.RLock()
-
-    def _open(self, path: Path) -> "tuple[CheckpointSource, Tokenizer]":
-        from rapid_llm.checkpoint.open import open_checkpoint
-
-        with self.ledger.phase("open checkpoint"):
-            source = open_checkpoint(path)
-        with self.ledger.phase("tokenizer"):
-            return source, Tokenizer.from_checkpoint(source)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -130,7 +82,7 @@ class LLM:
         Raises: RequestError when any prompt or value is refused; then none has run.
         """
         each = [prompts] if is_single_prompt(prompts) else list(prompts)
-        encoded = [self._encode(prompt) for prompt in each]
+        encoded = [self._frontend.encode(prompt) for prompt in each]
         return self._run(encoded, self._params_for(len(each), params, SamplingParams()), continues=True)
 
     def chat(
@@ -150,7 +102,7 @@ class LLM:
         Raises: RequestError when anything is refused; then none has run.
         """
         each: list[Any] = [messages] if is_conversation(messages) else list(messages)
-        encoded = [self._encode_chat(conversation, tools) for conversation in each]
+        encoded = [self._frontend.encode_chat(conversation, tools) for conversation in each]
         return self._run(encoded, self._params_for(len(each), params, self.default_chat_params()), continues=False)
 
     def stream(
@@ -169,25 +121,18 @@ class LLM:
         """
         chats = is_conversation(prompt)
         if chats:
-            encoded, default = self._encode_chat(cast("Sequence[Message]", prompt), tools), self.default_chat_params()
+            encoded, default = self._frontend.encode_chat(cast("Sequence[Message]", prompt), tools), self.default_chat_params()
         elif tools is not None:
             change = "send a list of messages, or leave the tools out"
             raise RequestError("tools need a conversation", got=type(prompt).__name__, wanted="messages", change=change)
         else:
-            encoded, default = self._encode(prompt), SamplingParams()
+            encoded, default = self._frontend.encode(prompt), SamplingParams()
         [params] = self._params_for(1, params, default)
         return self._follow(self._add([encoded], [params], continues=not chats))
 
     def default_chat_params(self) -> SamplingParams:
         """SamplingParams with the values that the model's generation_config recommends."""
-        defaults = self._source.generation
-        return SamplingParams().with_defaults(
-            temperature=defaults.temperature,
-            top_p=defaults.top_p,
-            top_k=defaults.top_k,
-            min_p=defaults.min_p,
-            repetition_penalty=defaults.repetition_penalty,
-        )
+        return self._frontend.default_chat_params()
 
     def _follow(self, answers: list[TextRequest]) -> Iterator[RequestOutput]:
         output, sent = answers[0].output, 0
@@ -214,12 +159,11 @@ class LLM:
 
     def _add(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[TextRequest]:
         """Queue all answers to all prompts, or raise and queue none."""
-        rules = [self._rules.rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
+        rules = [self._frontend.rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
         added = []
         with self._lock:
             for (text, ids), its, its_rules in zip(encoded, params, rules, strict=True):
-                output = RequestOutput(str(next(self._numbers)), text, ids, [])
-                answers = follow(output, its, self.tokenizer, continues=continues)
+                answers = self._frontend.follow(str(next(self._numbers)), (text, ids), its, continues=continues)
                 for answer, answer_rules in zip(answers, its_rules, strict=True):
                     self._live[answer.id] = answer
                     self._engine.add(Request(answer.id, list(ids), answer_rules))
@@ -242,24 +186,6 @@ class LLM:
                 self._live.pop(answer.id, None)
                 if not answer.finished:
                     self._engine.abort(answer.id)
-
-    def _encode(self, prompt: Any) -> Encoded:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt, add_special_tokens=True)
-        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
-        if is_list and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
-            return None, list(prompt)
-        wanted = "a string or a list of token ids"
-        raise RequestError(
-            "prompt of the wrong type", got=f"{type(prompt).__name__} {prompt!r:.80}", wanted=wanted, change="pass one of those"
-        )
-
-    def _encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Encoded:
-        tokenizer = self.tokenizer
-        text = render(
-            messages, tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tools=tools
-        )
-        return text, tokenizer.encode(text, add_special_tokens=False)
 
     @staticmethod
     def _params_for(number: int, params: Any, default: SamplingParams) -> list[SamplingParams]:

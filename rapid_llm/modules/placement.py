@@ -103,6 +103,11 @@ class Placement:
         bound = tuple((most, BoundKernel(load_target(row), load_prepare(row), self.recorder)) for most, row in pieces)
         return bound[0][1] if len(bound) == 1 else BoundBySize(bound)
 
+    def ops_in_plain_torch(self) -> list[str]:
+        """The ops that a row in plain torch serves in some layer built with this placement."""
+        asked = {question.op: question for question in self.questions}
+        return [op for op, each in asked.items() if choose(op, device=each.device, dtype=each.dtype, **each.sizes).fallback]
+
     def is_native(self, op: str, **sizes: int) -> bool:
         """Whether a row other than plain torch serves ``op`` here."""
         return not choose(op, device=self.info, dtype=self.dtype_name, **sizes).fallback

@@ -242,10 +242,8 @@ def cuda_graphs(device: torch.device) -> Capture:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                launch()
-            finally:
-                graph.capture_end()
+            launch()
+            graph.capture_end()
         torch.cuda.current_stream(device).wait_stream(stream)
         replay: Replay = graph.replay
         return replay

@@ -1,5 +1,6 @@
 """StepPlan in, sampled ids out, on one device. Submitting returns at once on a GPU; on a CPU the step has run by then."""
 
+import logging
 import time
 
 import torch
@@ -13,6 +14,11 @@ from rapid_llm.runtime.recorded_steps import Model, RecordedSteps
 from rapid_llm.runtime.sampler import SampledStep, Sampler
 from rapid_llm.runtime.step_graphs import StepGraphs, cuda_graphs, room_for_steps
 from rapid_llm.step import StepPlan, StepResult
+
+
+logger = logging.getLogger(__name__)
+
+_BESIDE_GRAPHS = ("adjust_logits", "top_logprobs", "update_kv_index")  # launched for themselves, where a step needs them
 
 
 class Worker:
@@ -36,7 +42,13 @@ class Worker:
         self.scorer = PromptScorer(config, place, vocab_size)
         self.graphs: StepGraphs | None = None
         if not on_cpu:
-            capture = cuda_graphs(place.device) if config.cuda_graphs else None
+            waiting = [op for op in place.ops_in_plain_torch() if op not in _BESIDE_GRAPHS]
+            if waiting and config.cuda_graphs:
+                ops = ", ".join(waiting)
+                logger.warning(
+                    f"no CUDA graphs: {ops} in plain torch may wait for the host (`rapid-llm kernels explain OP` says why)"
+                )
+            capture = cuda_graphs(place.device) if config.cuda_graphs and not waiting else None
             table = self.builder.page_table
             self.graphs = StepGraphs(config, model, pool.layers, self.sampler, ids, table, capture)
 

@@ -26,6 +26,7 @@ def llm(folder):
 def test_public_names_are_these():
     assert rapid_llm.__all__ == [
         "LLM",
+        "AsyncLLM",
         "SamplingParams",
         "EngineConfig",
         "RequestOutput",
@@ -37,6 +38,8 @@ def test_public_names_are_these():
         "RequestError",
         "NoKernelError",
         "KernelInputError",
+        "EngineDiedError",
+        "ProtocolError",
         "__version__",
     ]
     for name in rapid_llm.__all__:

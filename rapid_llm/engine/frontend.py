@@ -1,0 +1,103 @@
+"""The text half of an engine: prompts to ids, what can never run refused, ids back to text. It sits where the client is."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rapid_llm.checkpoint.open import open_checkpoint
+from rapid_llm.checkpoint.source import CheckpointSource
+from rapid_llm.config import ResolvedConfig, SamplingParams
+from rapid_llm.engine.output import RequestOutput
+from rapid_llm.engine.request import TokenRules
+from rapid_llm.engine.rules import RuleMaker
+from rapid_llm.engine.templates import render
+from rapid_llm.engine.text import TextRequest, follow
+from rapid_llm.engine.tokenizer import Tokenizer, end_ids
+from rapid_llm.errors import RequestError
+from rapid_llm.ledger import StartupLedger
+
+Prompt = str | Sequence[int]
+"""Text, or token ids that are taken as they are."""
+Encoded = tuple[str | None, list[int]]
+"""A prompt's text, if it came as one, and its ids."""
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...}."""
+Tool = Mapping[str, Any]
+"""{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}."""
+
+
+def open_model(path: Path, ledger: StartupLedger) -> tuple[CheckpointSource, Tokenizer]:
+    """Open a checkpoint and make its tokenizer.
+
+    Raises: CheckpointError when either is broken or of a kind that is not read.
+    """
+    with ledger.phase("open checkpoint"):
+        source = open_checkpoint(path)
+    with ledger.phase("tokenizer"):
+        return source, Tokenizer.from_checkpoint(source)
+
+
+class Frontend:
+    """What a client of one engine needs to know of its model. Safe to use from several threads.
+
+    Args:
+        source: the open checkpoint; of it the sampling defaults, the vocabulary and the end-of-text ids are kept.
+        tokenizer: the model's.
+        limits: the engine's sizes, against which requests are checked before it sees them.
+    """
+
+    def __init__(self, source: CheckpointSource, tokenizer: Tokenizer, limits: ResolvedConfig) -> None:
+        self.tokenizer, self.limits = tokenizer, limits
+        self._defaults = source.generation
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._rules = RuleMaker(limits, source.config.vocab_size, end_ids(source, tokenizer), encode)
+
+    def default_chat_params(self) -> SamplingParams:
+        """SamplingParams with the values that the model's generation_config recommends."""
+        defaults = self._defaults
+        return SamplingParams().with_defaults(
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+        )
+
+    def encode(self, prompt: Any) -> Encoded:
+        """A prompt to be continued as it stands.
+
+        Raises: RequestError when it is neither text nor a list of ids.
+        """
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt, add_special_tokens=True)
+        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+        if is_list and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return None, list(prompt)
+        wanted = "a string or a list of token ids"
+        raise RequestError(
+            "prompt of the wrong type", got=f"{type(prompt).__name__} {prompt!r:.80}", wanted=wanted, change="pass one of those"
+        )
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Encoded:
+        """A conversation, written by the model's chat template.
+
+        Raises: RequestError when there is no template or it refuses.
+        """
+        tokenizer = self.tokenizer
+        text = render(
+            messages, tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tools=tools
+        )
+        return text, tokenizer.encode(text, add_special_tokens=False)
+
+    def rules(self, ids: list[int], params: SamplingParams) -> list[TokenRules]:
+        """What the token half needs to know of each answer.
+
+        Raises: RequestError when such a request can never run.
+        """
+        return self._rules.rules(ids, params)
+
+    def follow(self, request_id: str, encoded: Encoded, params: SamplingParams, *, continues: bool) -> list[TextRequest]:
+        """The text half of each answer to a new request; ``continues`` as in TextRequest."""
+        text, ids = encoded
+        return follow(RequestOutput(request_id, text, ids, []), params, self.tokenizer, continues=continues)

@@ -15,7 +15,6 @@ from rapid_llm.runtime.sampler import SampledStep, Sampler
 from rapid_llm.runtime.step_graphs import StepGraphs, cuda_graphs, room_for_steps
 from rapid_llm.step import StepPlan, StepResult
 
-
 logger = logging.getLogger(__name__)
 
 _BESIDE_GRAPHS = ("adjust_logits", "top_logprobs", "update_kv_index")  # launched for themselves, where a step needs them

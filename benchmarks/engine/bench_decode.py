@@ -3,7 +3,7 @@
     python -m benchmarks.engine.bench_decode --model qwen3-0.6b [--batch 1,8,64,256] [--folder /tmp] [--option quantize=fp8]
 
 Random weights in the shape of a model, prompts of 128 random ids, 128 new ids each, greedy. Decode time is that of a whole run
-less that of the prompts alone. The device's own time is that of the same graph replayed back to back, so the rest of a step is idle.
+less that of the prompts alone. The device's own time is that of the same graph replayed back to back: the rest of a step is idle.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
 
 def decode(llm: LLM, batch: int) -> dict[str, Any]:
     """Tokens/s of all sequences together, and the time of a step."""
-    draw = random.Random(batch)
+    draw, padded = random.Random(batch), _padded_step(llm, batch)
     vocab = 100_000  # below that of every model here
     rates, steps = [], []
     for run in range(RUNS + 1):
@@ -75,18 +75,31 @@ def decode(llm: LLM, batch: int) -> dict[str, Any]:
             rates.append(batch * NEW / took)
             steps.append(1e3 * took / NEW)
     found: dict[str, Any] = {"tokens/s": summary(rates), "ms a step": summary(steps)}
-    if (alone := _replayed_ms(llm, batch)) is not None:
-        found["ms of the device alone"] = alone
+    if padded is not None and padded.replay is not None:
+        alone = found["ms of the device alone"] = _replayed_ms(padded)
         found["device idle"] = 1 - alone / found["ms a step"]["median"]
     return found
 
 
-def _replayed_ms(llm: LLM, batch: int) -> float | None:
-    """A step whose graph is replayed with nothing in between, on the indices of the last step; None without graphs."""
+def _padded_step(llm: LLM, batch: int) -> Any:
+    """The step that a batch is padded to, which keeps what it was last filled with; None without graphs."""
     graphs = llm._engine.worker.graphs
-    padded = None if graphs is None else graphs._steps[graphs._decodes[next(s for s in graphs._decode_sizes if s >= batch)]]
-    if padded is None or padded.replay is None:
+    if graphs is None:
         return None
+    padded = graphs._steps[graphs._decodes[next(size for size in graphs._decode_sizes if size >= batch)]]
+    fill = padded.fill
+
+    def filling(step: Any) -> None:
+        padded.last = step
+        fill(step)
+
+    padded.fill = filling
+    return padded
+
+
+def _replayed_ms(padded: Any) -> float:
+    """A step whose graph is replayed with nothing in between, on the indices that it had last."""
+    padded.fill(padded.last)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(20):

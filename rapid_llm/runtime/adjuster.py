@@ -108,6 +108,15 @@ class Adjuster:
         self._kernel(logits, self._counts, batch.count_rows, *batch.penalties, *edits, out=out)
         return out
 
+    def prepare(self, logits: torch.Tensor) -> None:
+        """Launch what any adjustment of such ``logits`` launches, on rows that ask for none."""
+        size, device = len(logits), logits.device
+        ones, zeros = torch.ones(size, device=device), torch.zeros(size, device=device)
+        edit = torch.zeros(1, dtype=torch.int32, device=device)
+        out = torch.empty(logits.shape, dtype=torch.float32, device=device)
+        nobody = torch.full((size,), -1, dtype=torch.int32, device=device)
+        self._kernel(logits, self._counts, nobody, ones, zeros, zeros, edit, edit, edit.float(), out=out)
+
     def edits(self, slot: int) -> bool:
         """Whether a slot's sequence raises or bans tokens."""
         return slot in self._states and bool(self._states[slot].adjust.edits)

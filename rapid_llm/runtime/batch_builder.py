@@ -59,6 +59,10 @@ class BatchBuilder:
         self._mirror = np.zeros(shape, dtype=np.int32)
         self._update_index = place.kernel("update_kv_index")
 
+    def prepare(self) -> None:
+        """Make the launch of ``add_pages`` once, on an entry outside of the table."""
+        self._update_index(self.page_table, *to_device((np.array([-1], np.int32),) * 3, self.device))
+
     def add_pages(self, updates: list[PageUpdate]) -> None:
         """Enter new pages into the table."""
         if not updates:

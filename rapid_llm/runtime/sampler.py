@@ -12,6 +12,8 @@ from rapid_llm.runtime.distribution import drawn_scores
 from rapid_llm.runtime.transfers import to_pinned
 from rapid_llm.step import ALL_BANNED, NO_NUMBER, SampledToken, SlotSetup
 
+_LAYOUTS = (0, 1, 15)  # numbers of log-probs whose rows are one apart, a multiple of 16, and neither
+
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
@@ -74,6 +76,7 @@ class Sampler:
         self._reports_drawn = [False] * slots  # log-probs of the distribution drawn from, not of the model's own
         # The rows of one step and their values: a decode step's slots are most often those of the step before.
         self._gathered: tuple[tuple[int, ...], torch.Tensor, list[torch.Tensor]] | None = None
+        self._vocab_size, self._dtype = vocab_size, place.dtype
         self._sample = place.kernel("sample", vocab_size=vocab_size)
         self._adjust = Adjuster(config, place, vocab_size)
         self._top_logprobs = place.kernel("top_logprobs", vocab_size=vocab_size)
@@ -101,6 +104,18 @@ class Sampler:
         """
         rows = slots.long()
         return self._draw(logits, rows, self._values_of(rows), positions)
+
+    def prepare(self, sizes: Sequence[int]) -> None:
+        """Make every launch once that a step of ``sizes`` rows may need beside ``draw``, for nobody's slot."""
+        nobody = self.last_ids.shape[0] - 1
+        for size in sizes:
+            logits = torch.zeros((size, self._vocab_size), dtype=self._dtype, device=self.last_ids.device)
+            rows = torch.full((size,), nobody, device=logits.device)
+            ids = self._draw(logits.float(), rows, self._values_of(rows), self.last_ids.new_zeros(size))
+            for scores in (logits, logits.float()):
+                for most in _LAYOUTS:
+                    self._likeliest(scores, ids, most)
+            self._adjust.prepare(logits)
 
     def __call__(
         self, logits: torch.Tensor, slots: Sequence[int], positions: Sequence[int], drawn: torch.Tensor | None = None

@@ -10,18 +10,19 @@ that can ever be made is one of those that ``prepare`` has made.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 
-from rapid_llm.config import ResolvedConfig
+from rapid_llm.config import PROMPT_LOGIT_ROWS, ResolvedConfig
 from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.runtime.batch_builder import StepArrays
 from rapid_llm.runtime.recorded_steps import Model
 from rapid_llm.runtime.sampler import Sampler
-from rapid_llm.runtime.transfers import Ints
+from rapid_llm.runtime.transfers import Ints, to_device
 
 LARGEST_GRAPH = 2048
 """Tokens of the largest step that is captured."""
@@ -107,8 +108,8 @@ class StepGraphs:
         padded = self._steps[self.bucket_of(step)]
         padded.fill(step)
         padded.run()
-        count = len(step.sampled_rows)
-        return padded.logits[:count], padded.sampled_ids[:count]
+        wanted = len(step.sampled_rows)
+        return padded.logits[:wanted], padded.sampled_ids[:wanted]
 
     def bucket_of(self, step: StepArrays) -> Bucket:
         """The smallest that holds the step."""
@@ -117,11 +118,28 @@ class StepGraphs:
             return self._decodes[self._decode_sizes[bisect_left(self._decode_sizes, tokens)]]
         return self._mixed[self._mixed_sizes[bisect_left(self._mixed_sizes, tokens)]]
 
+    def all_logits(self, step: StepArrays) -> torch.Tensor:
+        """Logits of a step that scores prompt tokens, of as many rows as that may be; nothing is drawn. Run by launches."""
+        padded = self._steps[self.bucket_of(step)]
+        padded.fill(replace(step, sampled_rows=_NONE, sampled_slots=_NONE, sampled_positions=_NONE))
+        wanted = len(step.sampled_rows)
+        rows = np.zeros(next(size for size in _powers() if size >= wanted), dtype=np.int32)
+        rows[:wanted] = step.sampled_rows
+        return self._logits(padded, to_device((rows,), self._ids.device)[0])[:wanted]
+
     def prepare(self) -> None:
         """Make every launch once, on padding alone, and capture the graphs that the first requests will want."""
         for padded in self._steps.values():
             padded.fill(NOTHING)
             padded.launch()
+            padded.logits = padded.sampled_ids = self._ids.new_empty(0)
+        padded = self._steps[self._mixed[self._mixed_sizes[0]]]
+        padded.fill(NOTHING)
+        for size in _powers():
+            self._logits(padded, self._ids.new_zeros(size))
+            if size >= PROMPT_LOGIT_ROWS + self._num_slots:
+                break
+        self._sampler.prepare(self._decode_sizes)
         while self.pending and not self.pending[0].chunks and self.pending[0].decodes <= _READY:
             self.capture_next()
 
@@ -134,23 +152,27 @@ class StepGraphs:
 
     def launch(self, padded: "PaddedStep") -> tuple[torch.Tensor, torch.Tensor]:
         """Run a step by its launches: logits and sampled ids of all of its rows."""
-        views, bucket = padded.views, padded.bucket
-        at = self._ids.new_empty(0)
+        views = padded.views
+        logits = self._logits(padded, views["sampled_rows"])
+        return logits, self._sampler.draw(logits, views["sampled_slots"], views["sampled_positions"])
+
+    def _logits(self, padded: "PaddedStep", rows: torch.Tensor) -> torch.Tensor:
+        """Run the model on what was sent, for logits of some packed rows."""
+        views, bucket, none = padded.views, padded.bucket, self._ids.new_empty(0)
         batch = ForwardBatch(
             token_ids=self._ids.index_select(0, views["id_sources"]),
             positions=views["positions"],
             slot_mapping=views["slot_mapping"],
             decode_rows=views["decode_rows"],
             decode_lens=views["decode_lens"],
-            chunk_rows=views.get("chunk_rows", at),
-            chunk_lens=views.get("chunk_lens", at),
-            chunk_bounds=views.get("chunk_bounds", at),
+            chunk_rows=views.get("chunk_rows", none),
+            chunk_lens=views.get("chunk_lens", none),
+            chunk_bounds=views.get("chunk_bounds", none),
             longest_chunk=bucket.tokens if bucket.chunks else 0,
             page_table=self._page_table,
-            sampled_rows=views["sampled_rows"],
+            sampled_rows=rows,
         )
-        logits = self._model(batch, self._pools)
-        return logits, self._sampler.draw(logits, views["sampled_slots"], views["sampled_positions"])
+        return self._model(batch, self._pools)
 
     @property
     def inputs(self) -> torch.Tensor:
@@ -233,6 +255,10 @@ def room_for_steps(config: ResolvedConfig) -> int:
     return max(sum(size + 3 for size in bucket.sections().values()) for bucket in step_buckets(config))
 
 
+def _powers() -> Iterator[int]:
+    return (1 << exponent for exponent in count())
+
+
 def cuda_graphs(device: torch.device) -> Capture:
     """Capture as CUDA graphs that share one pool of memory: they never run at the same time."""
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -251,6 +277,7 @@ def cuda_graphs(device: torch.device) -> Capture:
     return capture
 
 
+_NONE = np.zeros(0, dtype=np.int32)
 _EMPTY: dict[str, Any] = {field.name: np.zeros(int(field.name == "chunk_bounds"), np.int32) for field in fields(StepArrays)}
 NOTHING = StepArrays(**_EMPTY | {"scores": False})
 """A step that is padding alone."""

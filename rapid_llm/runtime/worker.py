@@ -55,6 +55,7 @@ class Worker:
     def prepare(self) -> None:
         """Make every launch that a step can need once, so that none compiles or loads anything later."""
         if self.graphs is not None:
+            self.builder.prepare()
             self.graphs.prepare()
 
     @torch.inference_mode()
@@ -71,12 +72,14 @@ class Worker:
 
     def _run(self, plan: StepPlan, clock: "HostClock | DeviceClock") -> "SubmittedStep":
         step, drawn, scored = self.builder.arrays(plan), None, None
-        if self.graphs is not None and not step.scores:
-            logits, drawn = self.graphs(step)
-        else:
+        if self.graphs is None:
             logits = self.forward(self.builder.build(step, self.sampler.last_ids))
-            scored = self.scorer(logits, plan)
-            logits = logits if scored is None else logits[scored.sampled_rows]
+        elif step.scores:
+            logits = self.graphs.all_logits(step)
+        else:
+            logits, drawn = self.graphs(step)
+        if step.scores and (scored := self.scorer(logits, plan)) is not None:
+            logits = logits[scored.sampled_rows]
         slots = step.sampled_slots.tolist()
         sampled = self.sampler(logits, slots, step.sampled_positions.tolist(), drawn) if slots else None
         return SubmittedStep(sampled, scored, clock)

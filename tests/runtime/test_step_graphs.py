@@ -100,6 +100,26 @@ def test_log_probs_are_those_of_the_steps_own_rows(folder):
             torch.testing.assert_close(torch.tensor(other.logprobs), torch.tensor(token.logprobs), rtol=1e-4, atol=1e-4)
 
 
+def test_log_probs_of_a_prompt_are_those_of_exact_steps(folder):
+    def scored(engine):
+        for number, length in enumerate((150, 1, 2, 40)):
+            rules = TokenRules(4, prompt_logprobs=2)
+            engine.add(Request(str(number), [(11 * number + i) % 256 for i in range(length)], rules))
+        found = {}
+        while engine.has_work:
+            for output in engine.step():
+                found.setdefault(output.request_id, []).extend([*output.prompt, *([output.token] if output.token else [])])
+        return found
+
+    exact, padded = scored(tiny_engine(folder, padded=False)), scored(tiny_engine(folder, padded=True))
+    assert ids(padded) == ids(exact)
+    assert len(exact["0"]) == 149 + 4
+    for name, tokens in exact.items():
+        for token, other in zip(tokens, padded[name], strict=True):
+            assert other.logprob_ids == token.logprob_ids
+            torch.testing.assert_close(torch.tensor(other.logprobs), torch.tensor(token.logprobs), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.case("F4")
 @pytest.mark.case("G5")
 def test_padding_touches_no_row_of_a_full_pool_and_no_slot(folder):

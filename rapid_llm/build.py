@@ -23,6 +23,7 @@ from rapid_llm.quantization.formats import Formats
 from rapid_llm.quantization.gguf import GROUP, OPS, GgufFormats
 from rapid_llm.quantization.online import OnlineFormats
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
+from rapid_llm.runtime.memory_budget import MemoryBudget
 from rapid_llm.runtime.quantised_cache import KeptFormats, QuantisedCache, load_quantised
 from rapid_llm.runtime.weight_loader import load_weights
 from rapid_llm.runtime.worker import Worker
@@ -48,6 +49,7 @@ def build_engine(
     if config.quantize is not None:
         place = replace(place, formats=KeptFormats(place.formats))
     model = source.config
+    budget = MemoryBudget(place.device) if place.device.type == "cuda" else None
     with ledger.phase("model"):
         tied_head = is_head_tied(source)
         network = architecture(model.architecture).load()(
@@ -58,14 +60,21 @@ def build_engine(
         with ledger.phase("head"):
             if torch.equal(network.head.weight, network.embedding.weight):
                 network.head.share(network.embedding)
+    if budget is not None:
+        budget.note("weights")
     with ledger.phase("KV pool"):
         resolved = resolve_sizes(config, model, place)
         pool = build_pool(resolved, model, place)
         ledger.note(f"KV pool of {resolved.max_kv_tokens:,} tokens, {pool.nbytes / 1e6:,.0f} MB when full")
+    if budget is not None:
+        budget.note("KV pool")
     with ledger.phase("engine"):
         worker = Worker(resolved, place, network, pool, model.vocab_size)
     with ledger.phase("kernels and graphs"):
         worker.prepare()
+    if budget is not None:
+        budget.note("workspace and graphs")
+        ledger.note(budget.to_text())
     for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
         if line and place.info.type != "cpu":
             logger.warning(line)

@@ -58,7 +58,8 @@ def logits_of(engine: Engine, ids: list[int]) -> torch.Tensor:
     setup = SlotSetup(slot=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, logprobs=-1)
     plan = StepPlan(prefills=[Chunk(0, 0, tuple(ids), samples=True)], slots=[setup], pages=pages)
     worker.sampler.setup(plan.slots)
-    batch = worker.builder.build(plan, worker.sampler.last_ids)
+    worker.builder.add_pages(plan.pages)
+    batch = worker.builder.build(worker.builder.arrays(plan), worker.sampler.last_ids)
     every = torch.arange(len(ids), dtype=torch.int32, device=batch.sampled_rows.device)
     return worker.model(replace(batch, sampled_rows=every), worker.pool.layers).float()
 

@@ -57,6 +57,7 @@ class Worker:
         if self.graphs is not None:
             self.builder.prepare()
             self.graphs.prepare()
+            torch.cuda.empty_cache()  # what launches took, graphs that are still to be captured take again
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> "SubmittedStep":

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rapid_llm.config import DTYPES, GGUF, QUANTIZE, SamplingParams
+from rapid_llm.config import SamplingParams
 from rapid_llm.engine.output import RequestOutput
+from rapid_llm.entrypoints.engine_flags import add_engine_flags, engine_options
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
@@ -20,10 +21,6 @@ GENERATE_MAX_TOKENS = 256
 """A continuation has no natural end, so the command gives it one."""
 
 _CLEAR_LINE = "\r\033[K"
-_ENGINE_FLAGS = (
-    *("model", "revision", "offline", "device", "dtype", "quantize", "gguf"),
-    *("max_model_len", "max_kv_tokens", "prefix_cache", "max_step_ms"),
-)
 _SAMPLING_FLAGS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
@@ -50,33 +47,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_flags(parser: argparse.ArgumentParser, max_tokens_help: str) -> None:
-    engine = parser.add_argument_group("engine")
-    engine.add_argument(
-        "--model",
-        help="a folder in Hugging Face layout, a .gguf file, or a model of the Hugging Face hub by name, org/name or "
-        "org/name:file.gguf (a part of the file's name will do, such as Q4_K_M): taken from the hub's cache on this disk, and "
-        "downloaded into it where it is not there yet; a path that exists wins over a name "
-        "(default: the embedded SmolLM2-135M-Instruct)",
-    )
-    engine.add_argument("--revision", help="branch, tag or full commit hash of a model that is named (default: main)")
-    engine.add_argument("--offline", action="store_true", help="never download (HF_HUB_OFFLINE=1 says the same)")
-    engine.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
-    engine.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
-    engine.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
-    engine.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
-    engine.add_argument("--max-model-len", type=int, help="longest prompt plus answer, in tokens (default: the model's context)")
-    engine.add_argument("--max-kv-tokens", type=int, help="rows of the KV pool (default: from the free memory)")
-    engine.add_argument(
-        "--prefix-cache",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="keep what was computed for prompts that begin alike, such as the turns of a conversation (default: on)",
-    )
-    engine.add_argument(
-        "--max-step-ms",
-        type=float,
-        help="milliseconds that a prompt may hold up the other answers at a time (default: 15 on a GPU, no bound on a CPU)",
-    )
+    add_engine_flags(parser)
     sampling = parser.add_argument_group("sampling (chat: defaults come from the model's generation_config)")
     sampling.add_argument("--max-tokens", type=int, help=max_tokens_help)
     sampling.add_argument("--temperature", type=float, help="0 is greedy")
@@ -216,7 +187,7 @@ def _load(options: argparse.Namespace) -> "LLM":
     ledger = StartupLedger()
     from rapid_llm.entrypoints.llm import LLM
 
-    wishes = {name: getattr(options, name) for name in _ENGINE_FLAGS}
+    wishes = engine_options(options)
     if not sys.stderr.isatty():
         return LLM(**wishes, ledger=ledger)
     loading = partial(_show_progress, lambda: f"loading {ledger.doing}")  # which says whether they are quantised meanwhile

@@ -1,17 +1,21 @@
 """The command as a shell sees it: what it prints, where, and with which exit code."""
 
+import argparse
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from rapid_llm import LLM
+from rapid_llm.config import EngineConfig
 from rapid_llm.entrypoints import cli, doctor
+from rapid_llm.entrypoints.engine_flags import add_engine_flags
 from tests.checkpoint.hub_server import HubServer, files_of, point_client_at, put_in_cache
 from tests.tiny_model import save_checkpoint, tiny_llama
 
@@ -76,6 +80,35 @@ def test_a_sampling_flag_reaches_the_request(capsys, folder, monkeypatch, comman
     assert code == 0
     name, value = SAMPLING_FLAGS[flags]
     assert getattr(asked[0], name) == value
+
+
+ENGINE_FLAGS = {
+    "--max-model-len 64": ("max_model_len", 64),
+    "--max-num-seqs 3": ("max_num_seqs", 3),
+    "--max-batched-tokens 32": ("max_batched_tokens", 32),
+    "--memory-fraction 0.01": ("memory_fraction", 0.01),
+    "--max-step-ms 7": ("max_step_ms", 7.0),
+    "--no-prefix-cache": ("prefix_cache", False),
+    "--no-cuda-graphs": ("cuda_graphs", False),
+    "--dtype bfloat16": ("dtype", "bfloat16"),
+    "--offline": ("offline", True),
+}
+
+
+@pytest.mark.parametrize("flags", ENGINE_FLAGS)
+def test_an_engine_flag_reaches_the_engine(capsys, folder, monkeypatch, flags):
+    started, init = [], LLM.__init__
+    monkeypatch.setattr(LLM, "__init__", lambda llm, **options: (init(llm, **options), started.append(llm.config))[0])
+    code, _, _ = run(capsys, "generate", "hi", "--model", folder, "--max-tokens", "2", *flags.split())
+    assert code == 0
+    name, value = ENGINE_FLAGS[flags]
+    assert getattr(started[0], name) == value
+
+
+def test_every_setting_of_an_engine_has_a_flag():
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    assert {action.dest for action in parser._actions} - {"help"} == {field.name for field in fields(EngineConfig)}
 
 
 def test_chat_answers_one_message(capsys, folder):

@@ -1,0 +1,55 @@
+"""The settings of an engine as flags: one for each field of EngineConfig, for every command that starts one."""
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from rapid_llm.config import DTYPES, GGUF, QUANTIZE, EngineConfig
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add them as a group of their own."""
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--model",
+        help="a folder in Hugging Face layout, a .gguf file, or a model of the Hugging Face hub by name, org/name or "
+        "org/name:file.gguf (a part of the file's name will do, such as Q4_K_M): taken from the hub's cache on this disk, and "
+        "downloaded into it where it is not there yet; a path that exists wins over a name "
+        "(default: the embedded SmolLM2-135M-Instruct)",
+    )
+    engine.add_argument("--revision", help="branch, tag or full commit hash of a model that is named (default: main)")
+    engine.add_argument("--offline", action="store_true", help="never download (HF_HUB_OFFLINE=1 says the same)")
+    engine.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    engine.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    engine.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
+    engine.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
+    engine.add_argument("--max-model-len", type=int, help="longest prompt plus answer, in tokens (default: the model's context)")
+    engine.add_argument("--max-kv-tokens", type=int, help="rows of the KV pool (default: from the free memory)")
+    engine.add_argument(
+        "--memory-fraction", type=float, help="share of the free memory that the pool may take (default: 0.9, on a CPU 0.25)"
+    )
+    engine.add_argument("--max-num-seqs", type=int, help="answers that are computed at once (default: 64)")
+    engine.add_argument("--max-batched-tokens", type=int, help="tokens of one step (default: 2048)")
+    engine.add_argument(
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep what was computed for prompts that begin alike, such as the turns of a conversation (default: on)",
+    )
+    engine.add_argument(
+        "--max-step-ms",
+        type=float,
+        help="milliseconds that a prompt may hold up the other answers at a time (default: 15 on a GPU, no bound on a CPU)",
+    )
+    engine.add_argument(
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="replay steps as CUDA graphs, which spares the host its launches (default: on)",
+    )
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of EngineConfig that were given."""
+    values = {field.name: getattr(options, field.name) for field in fields(EngineConfig)}
+    return {name: value for name, value in values.items() if value is not None}

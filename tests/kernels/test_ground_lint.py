@@ -14,6 +14,10 @@ SHARED_OUT = ("_fp4_gemm_kernel", "_fp8_gemm_kernel", "_w4a16_gemm_kernel", "_w8
 BOUNDED = {
     ("_flash_decoding_kernel", "split * split_keys"): "a number of keys of one sequence",
     ("_place_kernel", "chunk * steps"): "a number of 128 pairs, which int32 ids number",
+    **{
+        ("_fp8_gemm_kernel", f"start // BLOCK_K * {stride}"): "2**10 groups of k at most, each at most 2**20 tokens or outputs on"
+        for stride in ("x_scales_stride_k", "weight_scales_stride_k")
+    },
     **{(kernel, "split * share"): "an element of k" for kernel in SHARED_OUT},
     **{(kernel, "split * num_tokens"): "a row of a few shares' outputs; a stride meets it in int64" for kernel in SHARED_OUT},
 }

@@ -58,6 +58,11 @@ bench: $(VENV)/.setup-dev
 	$(BIN)/python -m benchmarks.engine.bench_startup
 ifeq ($(GPU),yes)
 	$(BIN)/python -m benchmarks.engine.bench_load
+	$(BIN)/python -m benchmarks.engine.bench_decode --model qwen3-0.6b
+	$(BIN)/python -m benchmarks.engine.bench_decode --model llama-8b --batch 1,8,64
+	$(BIN)/python -m benchmarks.engine.bench_online --model qwen3-0.6b
+	$(BIN)/python -m benchmarks.engine.bench_prefix --model qwen3-0.6b
+	$(BIN)/python -m benchmarks.engine.bench_mixed_load --model qwen3-0.6b
 	$(BIN)/python -m benchmarks.kernels.all
 endif
 	$(BIN)/python -m benchmarks.kernels.report

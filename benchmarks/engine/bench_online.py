@@ -1,0 +1,60 @@
+"""How long do requests wait when they come as they like?
+
+    python -m benchmarks.engine.bench_online [--model qwen3-0.6b] [--rate 20] [--requests 200]
+
+Poisson arrivals at ``rate`` a second, prompts of 64 to 512 random ids and 16 to 128 new ones, through AsyncLLM: time to the first
+id, time an id after it, and gaps between outputs.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from typing import Any
+
+from benchmarks.engine.traffic import Timed, add_model_flags, percentiles, prompt, running, stream
+from benchmarks.record import write
+
+
+async def arrive(llm: Any, rate: float, requests: int) -> tuple[list[Timed], float]:
+    """Send all, each when its time comes; the streams, and the seconds that all of them took."""
+    draw, tasks, started = random.Random(0), [], time.perf_counter()
+    due = started
+    for number in range(requests):
+        due += draw.expovariate(rate)
+        await asyncio.sleep(max(due - time.perf_counter(), 0))
+        ids, new = prompt(draw.randint(64, 512), number), draw.randint(16, 128)
+        tasks.append(asyncio.create_task(stream(llm, ids, new)))
+    return list(await asyncio.gather(*tasks)), time.perf_counter() - started
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """A few requests to warm up, then the run."""
+    async with running(options, max_num_seqs=256) as llm:
+        await arrive(llm, options.rate, 8)
+        streams, seconds = await arrive(llm, options.rate, options.requests)
+    ids = sum(count for timed in streams for _, count in timed.arrivals)
+    return {
+        "model": options.model or "embedded",
+        "requests/s": options.rate,
+        "tokens/s": ids / seconds,
+        "ttft, ms": percentiles([timed.ttft for timed in streams]),
+        "tpot, ms": percentiles([timed.tpot for timed in streams]),
+        "gaps, ms": percentiles([gap for timed in streams for gap in timed.gaps]),
+    }
+
+
+def main() -> None:
+    """Measure, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_flags(parser)
+    parser.add_argument("--rate", type=float, default=20.0)
+    parser.add_argument("--requests", type=int, default=200)
+    results = asyncio.run(measure(parser.parse_args()))
+    for key, value in results.items():
+        print(f"{key:<12} {value}")
+    print(f"written to {write('online', results)}")
+
+
+if __name__ == "__main__":
+    main()

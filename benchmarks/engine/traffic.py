@@ -1,0 +1,87 @@
+"""What benchmarks of many streams share: a model behind AsyncLLM, streams whose tokens are timed, percentiles."""
+
+import argparse
+import contextlib
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.engine.random_checkpoint import CONFIGS, write_checkpoint
+from rapid_llm import AsyncLLM, SamplingParams
+
+VOCABULARY = 40_000
+"""Ids below this are in every model here."""
+
+
+@dataclass
+class Timed:
+    """One stream.
+
+    Attributes:
+        asked: when its request was sent, in seconds of time.perf_counter.
+        arrivals: when each output came, and how many ids it brought.
+    """
+
+    asked: float
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first id."""
+        return self.arrivals[0][0] - self.asked
+
+    @property
+    def tpot(self) -> float:
+        """Seconds an id after the first."""
+        return (self.arrivals[-1][0] - self.arrivals[0][0]) / max(sum(count for _, count in self.arrivals) - 1, 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one output and the next."""
+        return [later - sooner for (sooner, _), (later, _) in pairwise(self.arrivals)]
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """--model and --folder."""
+    parser.add_argument("--model", choices=sorted(CONFIGS), help="random weights in this shape (default: the embedded model)")
+    parser.add_argument("--folder", help="where they are written for the run (default: the system's temporary folder)")
+
+
+@contextlib.asynccontextmanager
+async def running(options: argparse.Namespace, **settings: object) -> AsyncIterator[AsyncLLM]:
+    """The model of ``options``, ready."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        if options.model is not None:
+            write_checkpoint(Path(name), options.model)
+        async with AsyncLLM(name if options.model is not None else None, **settings) as llm:
+            yield llm
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Random ids, the same for a seed."""
+    draw = random.Random(seed)
+    return [draw.randrange(VOCABULARY) for _ in range(length)]
+
+
+async def stream(llm: AsyncLLM, ids: Sequence[int], new: int) -> Timed:
+    """Send a request and time what comes, greedy and to its last id."""
+    timed, seen = Timed(time.perf_counter()), 0
+    async for output in llm.generate(ids, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)):
+        count = len(output.outputs[0].token_ids)
+        if count > seen:
+            timed.arrivals.append((time.perf_counter(), count - seen))
+            seen = count
+    if seen != new:
+        raise SystemExit(f"{new} ids were asked for and {seen} came, so no time is shown")
+    return timed
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Milliseconds: the 50th, 90th and 99th of a hundred, and the largest."""
+    ordered = sorted(values)
+    ranks = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "largest": 1.0}
+    return {name: 1e3 * ordered[min(int(rank * len(ordered)), len(ordered) - 1)] for name, rank in ranks.items()}

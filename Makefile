@@ -56,6 +56,7 @@ fmt: $(VENV)/.setup-dev
 bench: $(VENV)/.setup-dev
 	$(BIN)/python -m benchmarks.engine.bench_offline
 	$(BIN)/python -m benchmarks.engine.bench_startup
+	$(BIN)/python -m benchmarks.engine.bench_host
 ifeq ($(GPU),yes)
 	$(BIN)/python -m benchmarks.engine.bench_load
 	$(BIN)/python -m benchmarks.engine.bench_decode --model qwen3-0.6b

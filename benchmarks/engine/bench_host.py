@@ -1,7 +1,7 @@
 """What does the host spend on a decode step, which a GPU must take longer than?  python -m benchmarks.engine.bench_host
 
-Engine, scheduler, index tensors and sampler as they are, around a device that has its logits and ids ready: no kernel runs, so what
-is left is the host's own work, text apart (AsyncLLM does that in another process).
+Engine, scheduler, index tensors and sampler as they are, around a device that has its logits and ids ready: no kernel runs, so
+what is left is the host's own work, text apart (AsyncLLM does that in another process).
 """
 
 import time

@@ -1,5 +1,5 @@
 # make setup | demo | test | check | fmt: nothing else to learn. Each does the set-up it needs.
-# For kernels: make test-gpu | measure-gpu | compile-matrix.
+# For kernels: make test-gpu | measure-gpu | compile-matrix. For the engine: make soak, 20,000 requests of every kind.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +21,7 @@ COMPILERS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW
 # Sweeps are shared out among the devices of `make test`; compile-matrix gives each device all of them.
 DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 
-.PHONY: setup demo test test-gpu measure-gpu compile-matrix check fmt bench clean
+.PHONY: setup demo test soak test-gpu measure-gpu compile-matrix check fmt bench clean
 
 setup: $(VENV)/.setup
 demo: setup
@@ -36,6 +36,8 @@ else
 	$(NEW):$(NVRTC_PATH) $(COMPILE) --every 3 --devices a100,rtx3090,rtx5090
 	$(OLD) $(COMPILE) --every 2 --devices h200
 endif
+soak: $(VENV)/.setup-dev
+	$(BIN)/python -m tests.soak
 test-gpu: $(VENV)/.setup-dev
 	sh scripts/test_gpu.sh $(BIN)/python .cache/gpu
 compile-matrix: $(VENV)/.setup-dev $(COMPILERS)

@@ -11,8 +11,7 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.engine.traffic import Timed, add_model_flags, percentiles, prompt, running, stream
-from benchmarks.record import write
+from benchmarks.engine.traffic import Timed, parser_for, percentiles, prompt, report, running, stream
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -50,16 +49,12 @@ def _gaps(streams: list[Timed], start: float, end: float) -> list[float]:
 
 def main() -> None:
     """Measure, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_flags(parser)
+    parser = parser_for(__doc__)
     parser.add_argument("--prompt", type=int, default=65_536)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--new", type=int, default=4000, help="new ids of each stream")
     parser.add_argument("--quiet", type=float, default=1.0, help="seconds before the prompt comes")
-    results = asyncio.run(measure(parser.parse_args()))
-    for key, value in results.items():
-        print(f"{key:<28} {value}")
-    print(f"written to {write('mixed_load', results)}")
+    report("mixed_load", asyncio.run(measure(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import random
 import time
 from typing import Any
 
-from benchmarks.engine.traffic import Timed, add_model_flags, percentiles, prompt, running, stream
-from benchmarks.record import write
+from benchmarks.engine.traffic import Timed, parser_for, percentiles, prompt, report, running, stream
 
 
 async def arrive(llm: Any, rate: float, requests: int) -> tuple[list[Timed], float]:
@@ -46,14 +45,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_flags(parser)
+    parser = parser_for(__doc__)
     parser.add_argument("--rate", type=float, default=20.0)
     parser.add_argument("--requests", type=int, default=200)
-    results = asyncio.run(measure(parser.parse_args()))
-    for key, value in results.items():
-        print(f"{key:<12} {value}")
-    print(f"written to {write('online', results)}")
+    report("online", asyncio.run(measure(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import time
 from statistics import median
 from typing import Any
 
-from benchmarks.engine.traffic import add_model_flags, prompt, running, stream
-from benchmarks.record import write
+from benchmarks.engine.traffic import parser_for, prompt, report, running, stream
 
 OWN, NEW, RUNS = 32, 8, 3
 
@@ -50,14 +49,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_flags(parser)
+    parser = parser_for(__doc__)
     parser.add_argument("--prefix", type=int, default=4096)
     parser.add_argument("--requests", type=int, default=64)
-    results = asyncio.run(measure(parser.parse_args()))
-    for key, value in results.items():
-        print(f"{key:<24} {value}")
-    print(f"written to {write('prefix', results)}")
+    report("prefix", asyncio.run(measure(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine.random_checkpoint import CONFIGS, write_checkpoint
+from benchmarks.record import write
 from rapid_llm import AsyncLLM, SamplingParams
 
 VOCABULARY = 40_000
@@ -45,10 +47,19 @@ class Timed:
         return [later - sooner for (sooner, _), (later, _) in pairwise(self.arrivals)]
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """--model and --folder."""
+def parser_for(description: str | None) -> argparse.ArgumentParser:
+    """A benchmark's, with --model and --folder."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(CONFIGS), help="random weights in this shape (default: the embedded model)")
     parser.add_argument("--folder", help="where they are written for the run (default: the system's temporary folder)")
+    return parser
+
+
+def report(name: str, results: dict[str, Any]) -> None:
+    """Print what was measured, and record it under ``name``."""
+    for key, value in results.items():
+        print(f"{key:<28} {value}")
+    print(f"written to {write(name, results)}")
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,8 @@
 
 import argparse
 
-from rapid_llm.config import DTYPES, GGUF, QUANTIZE, EngineConfig
+from rapid_llm.config import EngineConfig
+from rapid_llm.entrypoints.engine_flags import add_weight_flags, engine_options
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -14,20 +15,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "file's own values. Ends with 1 when a layer is off, holds values that are not numbers, or mostly zeros.",
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="as in generate --model (default: the embedded one)")
-    parser.add_argument("--revision", help="branch, tag or commit of a model that is named")
-    parser.add_argument("--offline", action="store_true", help="never download")
-    parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
-    parser.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
-    parser.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
+    add_weight_flags(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(run=run_verify_checkpoint)
 
 
 def run_verify_checkpoint(options: argparse.Namespace) -> int:
     """Print a line a layer; 1 when something is wrong."""
-    names = ("model", "revision", "offline", "device", "dtype", "quantize", "gguf")
-    config = EngineConfig(**{name: getattr(options, name) for name in names})
+    config = EngineConfig(**engine_options(options))
     from rapid_llm.checkpoint.locate import locate
     from rapid_llm.entrypoints.verify_checkpoint import check_checkpoint
 

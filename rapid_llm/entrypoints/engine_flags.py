@@ -17,12 +17,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "downloaded into it where it is not there yet; a path that exists wins over a name "
         "(default: the embedded SmolLM2-135M-Instruct)",
     )
-    engine.add_argument("--revision", help="branch, tag or full commit hash of a model that is named (default: main)")
-    engine.add_argument("--offline", action="store_true", help="never download (HF_HUB_OFFLINE=1 says the same)")
-    engine.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
-    engine.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
-    engine.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
-    engine.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
+    add_weight_flags(engine)
     engine.add_argument("--max-model-len", type=int, help="longest prompt plus answer, in tokens (default: the model's context)")
     engine.add_argument("--max-kv-tokens", type=int, help="rows of the KV pool (default: from the free memory)")
     engine.add_argument(
@@ -49,7 +44,17 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_weight_flags(parser: "argparse._ActionsContainer") -> None:
+    """Add those that say which weights are loaded and how they are kept, but for the model itself."""
+    parser.add_argument("--revision", help="branch, tag or full commit hash of a model that is named (default: main)")
+    parser.add_argument("--offline", action="store_true", help="never download (HF_HUB_OFFLINE=1 says the same)")
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    parser.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
+    parser.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
+
+
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of EngineConfig that were given."""
-    values = {field.name: getattr(options, field.name) for field in fields(EngineConfig)}
+    """The fields of EngineConfig that a command has flags for and was given."""
+    values = {field.name: getattr(options, field.name, None) for field in fields(EngineConfig)}
     return {name: value for name, value in values.items() if value is not None}

@@ -54,10 +54,8 @@ class PromptScorer:
         for setup in setups:
             self._num_logprobs[setup.slot] = setup.prompt_logprobs
 
-    def __call__(self, logits: torch.Tensor, plan: StepPlan) -> ScoredPrompts | None:
-        """Score the targets of ``plan``, if it has some; ``logits`` [S, vocab_size] are those of all its wanted rows."""
-        if not any(chunk.targets for chunk in plan.chunks):
-            return None
+    def __call__(self, logits: torch.Tensor, plan: StepPlan) -> ScoredPrompts:
+        """Score the targets of ``plan``, which has some; ``logits`` [S, vocab_size] are those of all its wanted rows."""
         targets: list[tuple[int, int, int]] = []
         scored: list[int] = []
         sampled: list[int] = []

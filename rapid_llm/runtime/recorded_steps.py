@@ -41,11 +41,13 @@ class RecordedSteps:
         model: what runs a step.
         pools: its KV pool, layer by layer.
         recorder: sees every kernel call of the model.
+
+    Attributes:
         enabled: whether steps are recorded at all.
     """
 
-    def __init__(self, model: Model, pools: Sequence[LayerPool], recorder: Recorder, *, enabled: bool) -> None:
-        self.model, self.pools, self.recorder, self.enabled = model, pools, recorder, enabled
+    def __init__(self, model: Model, pools: Sequence[LayerPool], recorder: Recorder) -> None:
+        self.model, self.pools, self.recorder, self.enabled = model, pools, recorder, True
         self._recordings: dict[int, Recording] = {}
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:

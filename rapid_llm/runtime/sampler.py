@@ -110,9 +110,10 @@ class Sampler:
         nobody = self.last_ids.shape[0] - 1
         for size in sizes:
             logits = torch.zeros((size, self._vocab_size), dtype=self._dtype, device=self.last_ids.device)
+            adjusted = logits.float()
             rows = torch.full((size,), nobody, device=logits.device)
-            ids = self._draw(logits.float(), rows, self._values_of(rows), self.last_ids.new_zeros(size))
-            for scores in (logits, logits.float()):
+            ids = self._draw(adjusted, rows, self._values_of(rows), self.last_ids.new_zeros(size))
+            for scores in (logits, adjusted):
                 for most in _LAYOUTS:
                     self._likeliest(scores, ids, most)
             self._adjust.prepare(logits)

@@ -11,7 +11,6 @@ that can ever be made is one of those that ``prepare`` has made.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.runtime.batch_builder import StepArrays
 from rapid_llm.runtime.recorded_steps import Model
 from rapid_llm.runtime.sampler import Sampler
-from rapid_llm.runtime.transfers import Ints, to_device
+from rapid_llm.runtime.transfers import Ints, aligned, to_device
 
 LARGEST_GRAPH = 2048
 """Tokens of the largest step that is captured."""
@@ -72,6 +71,11 @@ def mixed_sizes(most: int) -> list[int]:
     return [*(size for size in sizes if size < most), most]
 
 
+def logit_sizes(most: int) -> list[int]:
+    """Rows of logits of the steps that score prompt tokens, up to ``most`` or a little more: powers of two."""
+    return [1 << exponent for exponent in range((most - 1).bit_length() + 1)]
+
+
 class StepGraphs:
     """Runs steps by size.
 
@@ -100,6 +104,7 @@ class StepGraphs:
         self._decodes = {bucket.decodes: bucket for bucket in buckets if not bucket.chunks}
         self._mixed = {bucket.tokens: bucket for bucket in buckets if bucket.chunks}
         self._decode_sizes, self._mixed_sizes = sorted(self._decodes), sorted(self._mixed)
+        self._logit_sizes = logit_sizes(PROMPT_LOGIT_ROWS + 2 * self._num_slots)  # each may have one scored and one sampled
         self._steps = {bucket: PaddedStep(bucket, self) for bucket in buckets}
         self.pending = [bucket for bucket in buckets if capture is not None and bucket.tokens <= LARGEST_GRAPH]
 
@@ -123,7 +128,7 @@ class StepGraphs:
         padded = self._steps[self.bucket_of(step)]
         padded.fill(replace(step, sampled_rows=_NONE, sampled_slots=_NONE, sampled_positions=_NONE))
         wanted = len(step.sampled_rows)
-        rows = np.zeros(next(size for size in _powers() if size >= wanted), dtype=np.int32)
+        rows = np.zeros(self._logit_sizes[bisect_left(self._logit_sizes, wanted)], dtype=np.int32)
         rows[:wanted] = step.sampled_rows
         return self._logits(padded, to_device((rows,), self._ids.device)[0])[:wanted]
 
@@ -135,10 +140,8 @@ class StepGraphs:
             padded.logits = padded.sampled_ids = self._ids.new_empty(0)
         padded = self._steps[self._mixed[self._mixed_sizes[0]]]
         padded.fill(NOTHING)
-        for size in _powers():
+        for size in self._logit_sizes:
             self._logits(padded, self._ids.new_zeros(size))
-            if size >= PROMPT_LOGIT_ROWS + self._num_slots:
-                break
         self._sampler.prepare(self._decode_sizes)
         while self.pending and not self.pending[0].chunks and self.pending[0].decodes <= _READY:
             self.capture_next()
@@ -209,7 +212,7 @@ class PaddedStep:
         for name, size in bucket.sections().items():
             self._places[name] = slice(start, start + size)
             self.views[name] = graphs.inputs[start : start + size]
-            start += size + -size % 4  # on a 16-byte boundary, as kernels like it
+            start += aligned(size)
         self._size = start
         self.logits = self.sampled_ids = graphs.inputs.new_empty(0)
 
@@ -252,11 +255,7 @@ def step_buckets(config: ResolvedConfig) -> Iterator[Bucket]:
 
 def room_for_steps(config: ResolvedConfig) -> int:
     """Elements that the indices of the largest step take."""
-    return max(sum(size + 3 for size in bucket.sections().values()) for bucket in step_buckets(config))
-
-
-def _powers() -> Iterator[int]:
-    return (1 << exponent for exponent in count())
+    return max(sum(map(aligned, bucket.sections().values())) for bucket in step_buckets(config))
 
 
 def cuda_graphs(device: torch.device) -> Capture:

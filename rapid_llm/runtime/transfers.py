@@ -7,9 +7,14 @@ Ints = np.ndarray
 """Of int32."""
 
 
+def aligned(size: int) -> int:
+    """``size`` elements of int32, up to the next 16-byte boundary, where kernels like tensors to begin."""
+    return size + -size % 4
+
+
 def to_device(parts: tuple[Ints, ...], device: torch.device) -> list[torch.Tensor]:
-    """All parts in one host-to-device copy; views of it, each on a 16-byte boundary as kernels like it."""
-    padded = [len(part) + -len(part) % 4 for part in parts]
+    """All parts in one host-to-device copy; views of it, each aligned."""
+    padded = [aligned(len(part)) for part in parts]
     packed = torch.zeros(sum(padded), dtype=torch.int32, pin_memory=device.type == "cuda")
     views, start = packed.numpy(), 0
     for part, size in zip(parts, padded, strict=True):

@@ -25,15 +25,15 @@ class Worker:
 
     Attributes:
         depth: steps that may be in flight while the next one is planned.
-        graphs: runs steps padded and captured; None runs them as long as they are (a CPU).
+        graphs: runs steps padded and captured; None runs them as long as they are, by ``forward`` (a CPU).
     """
 
     def __init__(self, config: ResolvedConfig, place: Placement, model: Model, pool: KVPool, vocab_size: int) -> None:
-        self.model, self.pool, self.device = model, pool, place.device
+        self.model, self.pool = model, pool
         on_cpu = place.device.type == "cpu"
         self.depth = 0 if on_cpu else 1
         self._clock = HostClock if on_cpu else DeviceClock
-        self.forward = RecordedSteps(model, pool.layers, place.recorder, enabled=on_cpu)
+        self.forward = RecordedSteps(model, pool.layers, place.recorder)
         self.builder = BatchBuilder(config, place)
         slots = config.max_num_seqs + 1  # the last is nobody's: what padding samples goes there
         ids = torch.zeros(slots + (0 if on_cpu else room_for_steps(config)), dtype=torch.int32, device=place.device)
@@ -79,7 +79,8 @@ class Worker:
             logits = self.graphs.all_logits(step)
         else:
             logits, drawn = self.graphs(step)
-        if step.scores and (scored := self.scorer(logits, plan)) is not None:
+        if step.scores:
+            scored = self.scorer(logits, plan)
             logits = logits[scored.sampled_rows]
         slots = step.sampled_slots.tolist()
         sampled = self.sampler(logits, slots, step.sampled_positions.tolist(), drawn) if slots else None

@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
-from rapid_llm.engine.output import CompletionOutput, RequestOutput
+from rapid_llm.engine.output import OutputReader, RequestOutput
 from rapid_llm.engine.request import TokenOutput
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.errors import RapidError
@@ -19,10 +18,9 @@ class OutputStream:
 
     def __init__(self, answers: Sequence[TextRequest]) -> None:
         self.answers = [StreamedAnswer(answer, self) for answer in answers]
-        self._output = answers[0].output
+        self._reader = OutputReader(answers[0].output)
         self._news = asyncio.Event()
         self._error: RapidError | None = None
-        self._read: dict[int, int] = {}  # characters that the reader has, by answer
 
     def wake(self) -> None:
         """Let the reader look."""
@@ -47,12 +45,7 @@ class OutputStream:
         self._news.clear()
         if self._error is not None:
             raise self._error
-        return replace(self._output, outputs=[self._since_last(answer) for answer in self._output.outputs])
-
-    def _since_last(self, answer: CompletionOutput) -> CompletionOutput:
-        read, self._read[answer.index] = self._read.get(answer.index, 0), len(answer.text)
-        logprobs = None if answer.logprobs is None else list(answer.logprobs)
-        return replace(answer, token_ids=list(answer.token_ids), logprobs=logprobs, delta=answer.text[read:])
+        return self._reader.state()
 
 
 class StreamedAnswer:

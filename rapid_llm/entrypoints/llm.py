@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rapid_llm.checkpoint.locate import locate
 from rapid_llm.config import EngineConfig, SamplingParams
 from rapid_llm.engine.frontend import Encoded, Frontend, Message, Prompt, Tool, open_model
-from rapid_llm.engine.output import RequestOutput
+from rapid_llm.engine.output import OutputReader, RequestOutput
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.engine.tokenizer import Tokenizer
@@ -18,6 +18,9 @@ from rapid_llm.ledger import StartupLedger
 
 if TYPE_CHECKING:
     from rapid_llm.checkpoint.source import CheckpointSource
+
+_Prepared = tuple[TextRequest, Request]
+"""An answer to come: its text half and its token half."""
 
 
 class LLM:
@@ -113,9 +116,9 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Yield the output as it grows: a conversation goes through the chat template, anything else is continued as it stands.
 
-        Each item is the same object, brought up to date: ``.outputs[0].text`` is everything so far, ``.outputs[0].delta`` what
-        is new; with ``n`` answers each has its own. Leaving the loop ends the request. ``tools`` go with a conversation only, as
-        in ``chat``.
+        Each item is a state of its own: ``.outputs[0].text`` is everything so far, ``.outputs[0].delta`` what is new since the
+        item before; with ``n`` answers each has its own. The request begins with the first item that is asked for, and goes on
+        in the steps of others, too; leaving the loop ends it. ``tools`` go with a conversation only, as in ``chat``.
 
         Raises: RequestError at once, before anything is yielded, when anything is refused.
         """
@@ -128,47 +131,55 @@ class LLM:
         else:
             encoded, default = self._frontend.encode(prompt), SamplingParams()
         [params] = self._params_for(1, params, default)
-        return self._follow(self._add([encoded], [params], continues=not chats))
+        return self._follow(self._prepare([encoded], [params], continues=not chats))
 
     def default_chat_params(self) -> SamplingParams:
         """SamplingParams with the values that the model's generation_config recommends."""
         return self._frontend.default_chat_params()
 
-    def _follow(self, answers: list[TextRequest]) -> Iterator[RequestOutput]:
-        output, sent = answers[0].output, 0
+    def _follow(self, prepared: list[_Prepared]) -> Iterator[RequestOutput]:
+        """Queue the request when the first item is asked for: an iterator that nobody begins is never told that it was left."""
+        output = prepared[0][0].output
+        reader, said = OutputReader(output), 0
         try:
-            while not output.finished:
-                self._step()
-                said = sum(len(answer.token_ids) for answer in output.outputs)
-                if said > sent or output.finished:
-                    sent = said
-                    yield output
-                    for answer in output.outputs:
-                        answer.delta = ""
+            self._queue(prepared)
+            while True:
+                while not output.finished and _num_tokens(output) <= said:
+                    self._step()
+                with self._lock:
+                    state = reader.state()
+                said = _num_tokens(state)
+                yield state
+                if state.finished:
+                    return
         finally:
-            self._drop(answers)
+            self._drop([answer for answer, _ in prepared])
 
     def _run(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[RequestOutput]:
-        answers = self._add(encoded, params, continues=continues)
+        prepared = self._prepare(encoded, params, continues=continues)
+        answers = [answer for answer, _ in prepared]
         try:
+            self._queue(prepared)
             while not all(answer.finished for answer in answers):
                 self._step()
         finally:
             self._drop(answers)
         return [answer.output for answer in answers if answer.answer.index == 0]
 
-    def _add(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[TextRequest]:
-        """Queue all answers to all prompts, or raise and queue none."""
-        rules = [self._frontend.rules(ids, its) for (_, ids), its in zip(encoded, params, strict=True)]
-        added = []
+    def _prepare(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[_Prepared]:
+        """Both halves of all answers to all prompts. Raises where one can never run."""
+        prepared: list[_Prepared] = []
+        for (text, ids), its in zip(encoded, params, strict=True):
+            rules = self._frontend.rules(ids, its)
+            answers = self._frontend.follow(str(next(self._numbers)), (text, ids), its, continues=continues)
+            prepared += [(one, Request(one.id, list(ids), its_rules)) for one, its_rules in zip(answers, rules, strict=True)]
+        return prepared
+
+    def _queue(self, prepared: list[_Prepared]) -> None:
         with self._lock:
-            for (text, ids), its, its_rules in zip(encoded, params, rules, strict=True):
-                answers = self._frontend.follow(str(next(self._numbers)), (text, ids), its, continues=continues)
-                for answer, answer_rules in zip(answers, its_rules, strict=True):
-                    self._live[answer.id] = answer
-                    self._engine.add(Request(answer.id, list(ids), answer_rules))
-                added += answers
-        return added
+            for answer, request in prepared:
+                self._live[answer.id] = answer
+                self._engine.add(request)
 
     def _step(self) -> None:
         """Run one step for everybody and bring each request its share."""
@@ -196,6 +207,10 @@ class LLM:
             got, wanted = f"{len(each)} values", f"one SamplingParams, or {number} of them"
             raise RequestError("params do not match the prompts", got=got, wanted=wanted, change="pass one for each prompt")
         return each
+
+
+def _num_tokens(output: RequestOutput) -> int:
+    return sum(len(answer.token_ids) for answer in output.outputs)
 
 
 def is_single_prompt(prompts: Any) -> bool:

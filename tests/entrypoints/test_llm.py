@@ -93,6 +93,26 @@ def test_leaving_a_stream_frees_what_it_held(llm):
     assert not llm._live
 
 
+def test_a_stream_that_nobody_begins_to_read_holds_nothing(llm):
+    llm.stream("hello", GREEDY)
+    assert not llm._engine.has_work
+    assert not llm._live
+
+
+def test_a_stream_has_all_its_text_when_another_ends_it(llm):
+    whole = llm.generate("hello", GREEDY)[0].outputs[0]
+    stream = llm.stream("hello", GREEDY)
+    first = next(stream)
+    said = first.outputs[0].text
+    llm.generate("another, which is longer", SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+
+    items = [first, *stream]
+
+    assert [item.finished for item in items] == [False, True]
+    assert "".join(item.outputs[0].delta for item in items) == items[-1].outputs[0].text == whole.text
+    assert (first.outputs[0].text, len(first.outputs[0].token_ids)) == (said, 1), "an item changed after it was given"
+
+
 def test_streams_and_threads_share_steps_and_keep_their_own_text(llm):
     [expected] = llm.generate("a first prompt", GREEDY)
     stream = llm.stream("a first prompt", GREEDY)

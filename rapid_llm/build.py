@@ -114,7 +114,8 @@ def choose_placement(config: EngineConfig, source: CheckpointSource) -> Placemen
     info = current_device(config.device)
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
     formats = choose_formats(config, source, info, dtype)
-    return Placement(info, torch.device(config.device or info.type), getattr(torch, dtype), formats)
+    device = torch.device(config.device or info.type)
+    return Placement(info, device, getattr(torch, dtype), formats, deterministic=config.deterministic)
 
 
 def choose_formats(config: EngineConfig, source: CheckpointSource, info: DeviceInfo, dtype: str) -> Formats:

@@ -50,6 +50,8 @@ class EngineConfig:
             Q4_K), "dequantise" makes numbers of them; None keeps them on a GPU whose native kernels read them, and makes numbers
             of them elsewhere, a CPU for one, which multiplies numbers faster.
         cuda_graphs: replay steps as CUDA graphs, which saves the host its launches; off launches each kernel of each step.
+        deterministic: the same bits for a request alone and in any batch, however its prompt is cut into steps, whether it was
+            preempted, and with the prefix cache and without; at a cost (docs/sampling.md).
         memory_fraction: share of the free device memory that the KV pool may take when ``max_kv_tokens`` is None.
         revision: branch, tag or full commit hash of a model that is named; None is "main".
         offline: never download, as HF_HUB_OFFLINE=1 says too.
@@ -65,6 +67,7 @@ class EngineConfig:
     memory_fraction: float | None = None
     cuda_graphs: bool = True
     prefix_cache: bool = True
+    deterministic: bool = False
     max_step_ms: float | None = None
     quantize: str | None = None
     gguf: str | None = None
@@ -98,7 +101,7 @@ class EngineConfig:
         if self.max_step_ms is not None and not (_is_number(self.max_step_ms) and self.max_step_ms > 0):
             got, wanted = repr(self.max_step_ms), "milliseconds > 0"
             raise ConfigError("max_step_ms is out of range", got=got, wanted=wanted, change="raise it, or pass inf for no bound")
-        for name in ("cuda_graphs", "prefix_cache", "offline"):
+        for name in ("cuda_graphs", "prefix_cache", "deterministic", "offline"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ConfigError(f"{name} is out of range", got=repr(value), wanted="True or False", change="pass one of those")
@@ -140,6 +143,7 @@ class ResolvedConfig:
     prefix_cache: bool = True
     max_step_ms: float = math.inf
     cuda_graphs: bool = True
+    deterministic: bool = False
 
     @property
     def max_kv_tokens(self) -> int:
@@ -209,7 +213,7 @@ def resolve(
         raise ConfigError("no room for the KV pool", got=got, wanted=wanted, change="free memory or raise memory_fraction")
     step_ms = config.max_step_ms or (math.inf if is_cpu else GPU_STEP_MS)
     sizes = (max_model_len, config.max_num_seqs, config.max_batched_tokens, num_pages)
-    return ResolvedConfig(*sizes, config.prefix_cache, step_ms, config.cuda_graphs)
+    return ResolvedConfig(*sizes, config.prefix_cache, step_ms, config.cuda_graphs, config.deterministic)
 
 
 @dataclass(frozen=True)

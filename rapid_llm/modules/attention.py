@@ -57,7 +57,8 @@ class Attention:
         heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         self._rope = place.kernel("rope", **heads, rotary_dim=rotary.rotary_dim)
         self._write_kv = place.kernel("update_kv_buffer", num_kv_heads=num_kv_heads, head_dim=head_dim)
-        self._decode = place.kernel("flash_decoding", **heads, page_size=PAGE_SIZE)
+        # One kernel for all rows where bits must not hang on which of the two a token comes to: such batches have no decodes.
+        self._decode = None if place.deterministic else place.kernel("flash_decoding", **heads, page_size=PAGE_SIZE)
         self._prefill = place.kernel("flashattention2_nopad", **heads, page_size=PAGE_SIZE)
 
     def __call__(self, x: Activations, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
@@ -79,7 +80,7 @@ class Attention:
         """q, out: [T, num_heads, head_dim]. Decodes first: they write zeros where there is none, which a chunk may write over."""
         decodes, pools, table = batch.num_decodes, (pool.k, pool.v), batch.page_table
         scale = {"page_size": PAGE_SIZE, "sm_scale": self.sm_scale}
-        if decodes:
+        if decodes and self._decode is not None:
             self._decode(q[:decodes], *pools, table, batch.decode_rows, batch.decode_lens, out=out[:decodes], **scale)
         if batch.longest_chunk:
             chunks = (batch.chunk_rows, batch.chunk_bounds, batch.chunk_lens)

@@ -11,6 +11,8 @@ import torch
 from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.dispatcher.dispatch import choose, choose_by_size, load_prepare, load_target
 from rapid_llm.kernels.dispatcher.ranking import Question
+from rapid_llm.kernels.ops.interfaces import KernelSpec, Sizes
+from rapid_llm.modules.batch_invariance import batch_invariant
 from rapid_llm.quantization.formats import Formats, Plain
 
 Call = Callable[[], Any]
@@ -80,6 +82,7 @@ class Placement:
         formats: how each linear layer keeps its weight.
         recorder: sees every kernel call of the layers built with this placement.
         questions: what those layers asked of dispatch, each once.
+        deterministic: give a token the same bits whatever it is computed beside; see batch_invariance.py.
     """
 
     info: DeviceInfo
@@ -88,6 +91,7 @@ class Placement:
     formats: Formats = field(default_factory=Plain)
     recorder: Recorder = field(default_factory=Recorder, compare=False)
     questions: list[Question] = field(default_factory=list, compare=False)
+    deterministic: bool = False
 
     @property
     def dtype_name(self) -> str:
@@ -96,9 +100,13 @@ class Placement:
 
     def kernel(self, op: str, **sizes: int) -> BoundKernel | BoundBySize:
         """What serves ``op`` here, kept by the layer: one row, or the fastest for each number of tokens where they differ."""
-        question = Question(op, self.info, self.dtype_name, sizes)
+        question = Question(op, self.info, self.dtype_name, sizes, batch_invariant=self._leaves_libraries_out)
         if question not in self.questions:  # every layer asks the same
             self.questions.append(question)
+        if self.deterministic:
+            row = self._choose(op, sizes)
+            function = batch_invariant(row, load_target(row), on_cpu=self.device.type == "cpu")
+            return BoundKernel(function, load_prepare(row) if function is load_target(row) else None, self.recorder)
         pieces = choose_by_size(op, device=self.info, dtype=self.dtype_name, **sizes)
         bound = tuple((most, BoundKernel(load_target(row), load_prepare(row), self.recorder)) for most, row in pieces)
         return bound[0][1] if len(bound) == 1 else BoundBySize(bound)
@@ -106,11 +114,20 @@ class Placement:
     def ops_in_plain_torch(self) -> list[str]:
         """The ops that a row in plain torch serves in some layer built with this placement."""
         asked = {question.op: question for question in self.questions}
-        return [op for op, each in asked.items() if choose(op, device=each.device, dtype=each.dtype, **each.sizes).fallback]
+        return [op for op, each in asked.items() if self._choose(op, each.sizes).fallback]
 
     def is_native(self, op: str, **sizes: int) -> bool:
         """Whether a row other than plain torch serves ``op`` here."""
-        return not choose(op, device=self.info, dtype=self.dtype_name, **sizes).fallback
+        return not self._choose(op, sizes).fallback
+
+    def _choose(self, op: str, sizes: Sizes) -> KernelSpec:
+        invariant = self._leaves_libraries_out
+        return choose(op, device=self.info, dtype=self.dtype_name, batch_invariant=invariant, **sizes)
+
+    @property
+    def _leaves_libraries_out(self) -> bool:
+        """On a CPU, where all products are a library's, every call is of one row instead."""
+        return self.deterministic and self.device.type != "cpu"
 
     def weight(self, *shape: int, transposed: bool = False) -> torch.Tensor:
         """A parameter of ``shape``, NaN until it is loaded.

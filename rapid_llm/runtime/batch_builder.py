@@ -57,6 +57,7 @@ class BatchBuilder:
         shape = (config.max_num_seqs, config.pages_per_sequence)
         self.page_table = torch.zeros(shape, dtype=torch.int32, device=self.device)
         self._mirror = np.zeros(shape, dtype=np.int32)
+        self._chunks_only = config.deterministic  # one kind of attention for all rows
         self._update_index = place.kernel("update_kv_index")
 
     def prepare(self) -> None:
@@ -73,7 +74,7 @@ class BatchBuilder:
 
     def arrays(self, plan: StepPlan) -> StepArrays:
         """The indices of a step whose pages are in the table."""
-        chunks, num_decodes = plan.chunks, len(plan.decodes)
+        chunks, num_decodes = plan.chunks, 0 if self._chunks_only else len(plan.decodes)
         slots = np.array([chunk.slot for chunk in chunks], dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int32)

@@ -15,6 +15,9 @@ from rapid_llm.modules.placement import Call, Recorder
 MAX_SEQUENCES = 8
 """Larger steps compute long enough that the host's work no longer shows."""
 
+# Chunks of one token each begin and end where they always do.
+_CHANGES = ("token_ids", "positions", "slot_mapping", "decode_rows", "decode_lens", "chunk_rows", "chunk_lens")
+
 Model = Callable[[ForwardBatch, Sequence[LayerPool]], torch.Tensor]
 """A packed step over the per-layer pools to logits of its sampled rows."""
 
@@ -48,18 +51,20 @@ class RecordedSteps:
 
     def __init__(self, model: Model, pools: Sequence[LayerPool], recorder: Recorder) -> None:
         self.model, self.pools, self.recorder, self.enabled = model, pools, recorder, True
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[tuple[int, int], Recording] = {}  # by tokens, and how many of them are decodes: all or none
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the step's sampled rows; valid until the next call."""
         num_tokens = batch.token_ids.shape[0]
-        is_plain = batch.num_decodes == num_tokens == batch.sampled_rows.shape[0]
+        num_decodes, num_chunks = batch.num_decodes, batch.chunk_rows.shape[0]
+        is_of_one_kind = num_tokens in (num_decodes, num_chunks) and num_tokens == num_decodes + num_chunks
+        is_plain = is_of_one_kind and num_tokens == batch.sampled_rows.shape[0]
         if not self.enabled or not is_plain or num_tokens > MAX_SEQUENCES:
             return self.model(batch, self.pools)
-        recording = self._recordings.get(num_tokens)
+        recording = self._recordings.get((num_tokens, num_decodes))
         if recording is None:
             return self._record(batch)
-        for name in ("token_ids", "positions", "slot_mapping", "decode_rows", "decode_lens"):
+        for name in _CHANGES:
             getattr(recording.batch, name).copy_(getattr(batch, name))
         for call in recording.calls:
             call()
@@ -68,5 +73,5 @@ class RecordedSteps:
     def _record(self, batch: ForwardBatch) -> torch.Tensor:
         with self.recorder.record() as calls:
             logits = self.model(batch, self.pools)
-        self._recordings[batch.token_ids.shape[0]] = Recording(batch, tuple(calls), logits)
+        self._recordings[batch.token_ids.shape[0], batch.num_decodes] = Recording(batch, tuple(calls), logits)
         return logits

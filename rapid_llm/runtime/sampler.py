@@ -76,6 +76,7 @@ class Sampler:
         self._reports_drawn = [False] * slots  # log-probs of the distribution drawn from, not of the model's own
         # The rows of one step and their values: a decode step's slots are most often those of the step before.
         self._gathered: tuple[tuple[int, ...], torch.Tensor, list[torch.Tensor]] | None = None
+        self._row_by_row = config.deterministic
         self._vocab_size, self._dtype = vocab_size, place.dtype
         self._sample = place.kernel("sample", vocab_size=vocab_size)
         self._adjust = Adjuster(config, place, vocab_size)
@@ -171,9 +172,15 @@ class Sampler:
         if processed:
             rows = torch.tensor(processed, device=logits.device)
             values = [column[rows] for column in self._gather(sampled.slots)[1]]
-            scores = drawn_scores(drawn_from[rows], sampled.ids[rows], *values[:4])
+            scores = self._drawn_scores(drawn_from[rows], sampled.ids[rows], *values[:4])
             ids[rows], logprobs[rows] = self._likeliest(scores, sampled.ids[rows], most)
         return replace(sampled, logprob_ids=ids, logprobs=logprobs)
+
+    def _drawn_scores(self, *by_row: torch.Tensor) -> torch.Tensor:
+        """``drawn_scores``, of one row at a time where its bits must not hang on how many there are."""
+        if not self._row_by_row:
+            return drawn_scores(*by_row)
+        return torch.cat([drawn_scores(*(values[row : row + 1] for values in by_row)) for row in range(len(by_row[0]))])
 
     def _likeliest(self, scores: torch.Tensor, token_ids: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and log-probs [S, most + 1]: the given tokens, then the likeliest of each row."""

@@ -25,7 +25,7 @@ from rapid_llm.runtime.transfers import Ints, aligned, to_device
 
 LARGEST_GRAPH = 2048
 """Tokens of the largest step that is captured."""
-_READY = 8  # decodes of the largest graph that is captured before the engine is ready
+_READY = 8  # tokens of the largest graph that is captured before the engine is ready
 _EAGER_STEP = 1024  # larger steps are padded to multiples of this
 
 Replay = Callable[[], None]
@@ -142,8 +142,8 @@ class StepGraphs:
         padded.fill(NOTHING)
         for size in self._logit_sizes:
             self._logits(padded, self._ids.new_zeros(size))
-        self._sampler.prepare(self._decode_sizes)
-        while self.pending and not self.pending[0].chunks and self.pending[0].decodes <= _READY:
+        self._sampler.prepare(decode_sizes(self._num_slots))
+        while self.pending and self.pending[0].tokens <= _READY:
             self.capture_next()
 
     def capture_next(self) -> None:
@@ -247,6 +247,10 @@ class PaddedStep:
 def step_buckets(config: ResolvedConfig) -> Iterator[Bucket]:
     """Every size that a step of this engine is padded to, in the order in which they are wanted."""
     most = config.max_num_seqs
+    if config.deterministic:  # decodes are chunks of one token
+        for size in sorted({*decode_sizes(most), *mixed_sizes(config.max_batched_tokens)}):
+            yield Bucket(size, 0, min(size, most), min(size, most))
+        return
     for size in decode_sizes(most):
         yield Bucket(size, size, 0, size)
     for size in mixed_sizes(config.max_batched_tokens):

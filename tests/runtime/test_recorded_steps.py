@@ -40,7 +40,7 @@ def run(folder, dtype, num_requests, *, replays, shuffle, quantize=None):
     while engine.has_work:
         for output in engine.step():
             ids[output.request_id].append(output.token.token_id)
-    return ids, set(forward._recordings)
+    return ids, {num_tokens for num_tokens, _ in forward._recordings}
 
 
 @pytest.mark.parametrize("shuffle", [False, True], ids=["pages-in-a-row", "pages-apart"])

@@ -100,6 +100,13 @@ def test_log_probs_are_those_of_the_steps_own_rows(folder):
             torch.testing.assert_close(torch.tensor(other.logprobs), torch.tensor(token.logprobs), rtol=1e-4, atol=1e-4)
 
 
+def test_padded_steps_of_a_deterministic_engine_have_the_bits_of_exact_ones(folder):
+    exact = answers(tiny_engine(folder, padded=False, deterministic=True), temperature=1.0, logprobs=2)
+    engine = tiny_engine(folder, padded=True, capture=Replays(), deterministic=True)
+    assert all(bucket.chunks and not bucket.decodes for bucket in step_buckets(engine.config))  # one attention for all rows
+    assert answers(engine, temperature=1.0, logprobs=2) == exact
+
+
 def test_log_probs_of_a_prompt_are_those_of_exact_steps(folder):
     def scored(engine):
         for number, length in enumerate((150, 1, 2, 40)):

@@ -48,15 +48,22 @@ def dispatch(op: str, phase: Phase | None = None, /, *, device: DeviceInfo, dtyp
     return load_target(choose(op, phase, device=device, dtype=dtype, **sizes))
 
 
-def choose(op: str, phase: Phase | None = None, /, *, device: DeviceInfo, dtype: str, **sizes: int) -> KernelSpec:
-    """The row whose function ``dispatch`` returns; arguments and errors as there. Imports no kernel module."""
+def choose(
+    op: str, phase: Phase | None = None, /, *, device: DeviceInfo, dtype: str, batch_invariant: bool = False, **sizes: int
+) -> KernelSpec:
+    """The row whose function ``dispatch`` returns; arguments and errors as there. Imports no kernel module.
+
+    ``batch_invariant`` leaves out rows that call a library.
+    """
     overrides = tuple(sorted(environment().kernels.items()))
-    return _choose(op, phase, device, dtype, tuple(sorted(sizes.items())), overrides)
+    return _choose(op, phase, device, dtype, tuple(sorted(sizes.items())), overrides, batch_invariant)
 
 
 @lru_cache(maxsize=4096)
-def _choose(op: str, phase: Phase | None, device: DeviceInfo, dtype: str, sizes: _Items, overrides: _Items) -> KernelSpec:
-    return _served(Question(op, device, dtype, dict(sizes), phase), overrides)[0]
+def _choose(
+    op: str, phase: Phase | None, device: DeviceInfo, dtype: str, sizes: _Items, overrides: _Items, batch_invariant: bool
+) -> KernelSpec:
+    return _served(Question(op, device, dtype, dict(sizes), phase, batch_invariant=batch_invariant), overrides)[0]
 
 
 def _served(question: Question, overrides: _Items) -> tuple[KernelSpec, Choice]:

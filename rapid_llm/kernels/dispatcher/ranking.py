@@ -29,6 +29,7 @@ class Question:
         sizes: sizes that are fixed. One that is left out may take any value up to the contract's maximum.
         phase: rows to serve; None is all that the contract has.
         here: whether the device is this machine's, so that its packages and its Triton are the installed ones.
+        batch_invariant: leave out rows that call a library, whose sums may change with the number of rows.
     """
 
     op: str
@@ -37,6 +38,7 @@ class Question:
     sizes: Sizes
     phase: Phase | None = None
     here: bool = True
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def _judge(row: KernelSpec, question: Question, contract: Contract, records: tup
         *(_missing_packages(row, triton) if question.here else ()),
         *_dtype_and_phase(row, question, contract),
         *_sizes(row, question.sizes, contract),
+        *(["calls a library, whose sums may change with the batch"] if question.batch_invariant and row.library else []),
         *([f"unverified: {evidence.why_not}"] if evidence.why_not else []),
     ]
     return Verdict(

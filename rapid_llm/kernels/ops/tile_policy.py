@@ -13,6 +13,7 @@ Every tile that leaves here fits its device: stages are counted from its shared 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from functools import cache, lru_cache
@@ -113,9 +114,26 @@ def resolve_tiles(op: str, *, device: DeviceInfo | None = None, dtype: object, b
     Raises: ConfigError on an unknown op, size or dtype, and where no BLOCK_K can be such a multiple.
     """
     name = str(dtype).removeprefix("torch.")
+    if _of_one_batch.get():
+        sizes = {size: ONE_BATCH.get(size, value) for size, value in sizes.items()}
     if _trial is not None:
         return _trial(op, name, sizes)
     return choose_tiles(op, device or current_device(None), name, sizes, block_k_multiple=block_k_multiple).tile
+
+
+ONE_BATCH = {"num_tokens": 64, "num_seqs": 64, "q_len": 64}
+"""The batch whose tiles serve all inside ``tiles_of_one_batch``: short chunks waste little of them, long ones fill them."""
+_of_one_batch = ContextVar("of_one_batch", default=False)  # another thread may run another engine
+
+
+@contextmanager
+def tiles_of_one_batch() -> Iterator[None]:
+    """Inside, a tile hangs on no size that a batch decides, and so neither does the order in which a row's numbers are summed."""
+    token = _of_one_batch.set(True)
+    try:
+        yield
+    finally:
+        _of_one_batch.reset(token)
 
 
 Trial = Callable[[str, str, Sizes], Tile]

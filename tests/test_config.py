@@ -91,7 +91,7 @@ def test_the_prefix_cache_is_on_unless_it_is_turned_off():
     ("name", "value"),
     [
         *[("max_step_ms", value) for value in (0, -1.0, math.nan, "15", True)],
-        *[("prefix_cache", 1), ("prefix_cache", None), ("offline", "yes")],
+        *[("prefix_cache", 1), ("prefix_cache", None), ("deterministic", 1), ("offline", "yes")],
     ],
 )
 def test_an_engine_setting_out_of_range_is_refused_by_name(name, value):

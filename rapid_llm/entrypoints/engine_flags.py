@@ -32,6 +32,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="keep what was computed for prompts that begin alike, such as the turns of a conversation (default: on)",
     )
     engine.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same bits for a request alone and in any batch, at a cost (docs/sampling.md)",
+    )
+    engine.add_argument(
         "--max-step-ms",
         type=float,
         help="milliseconds that a prompt may hold up the other answers at a time (default: 15 on a GPU, no bound on a CPU)",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rapid_llm.kernels.device import DeviceInfo
-from rapid_llm.kernels.dispatcher.dispatch import choose, choose_by_size, load_prepare, load_target
+from rapid_llm.kernels.dispatcher.dispatch import choose, choose_by_size, choose_without_libraries, load_prepare, load_target
 from rapid_llm.kernels.dispatcher.ranking import Question
 from rapid_llm.kernels.ops.interfaces import KernelSpec, Sizes
 from rapid_llm.modules.batch_invariance import batch_invariant
@@ -121,8 +121,8 @@ class Placement:
         return not self._choose(op, sizes).fallback
 
     def _choose(self, op: str, sizes: Sizes) -> KernelSpec:
-        invariant = self._leaves_libraries_out
-        return choose(op, device=self.info, dtype=self.dtype_name, batch_invariant=invariant, **sizes)
+        chosen_by = choose_without_libraries if self._leaves_libraries_out else choose
+        return chosen_by(op, device=self.info, dtype=self.dtype_name, **sizes)
 
     @property
     def _leaves_libraries_out(self) -> bool:

@@ -89,6 +89,7 @@ ENGINE_FLAGS = {
     "--memory-fraction 0.01": ("memory_fraction", 0.01),
     "--max-step-ms 7": ("max_step_ms", 7.0),
     "--no-prefix-cache": ("prefix_cache", False),
+    "--deterministic": ("deterministic", True),
     "--no-cuda-graphs": ("cuda_graphs", False),
     "--dtype bfloat16": ("dtype", "bfloat16"),
     "--offline": ("offline", True),

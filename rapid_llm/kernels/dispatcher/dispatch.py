@@ -48,15 +48,16 @@ def dispatch(op: str, phase: Phase | None = None, /, *, device: DeviceInfo, dtyp
     return load_target(choose(op, phase, device=device, dtype=dtype, **sizes))
 
 
-def choose(
-    op: str, phase: Phase | None = None, /, *, device: DeviceInfo, dtype: str, batch_invariant: bool = False, **sizes: int
-) -> KernelSpec:
-    """The row whose function ``dispatch`` returns; arguments and errors as there. Imports no kernel module.
-
-    ``batch_invariant`` leaves out rows that call a library.
-    """
+def choose(op: str, phase: Phase | None = None, /, *, device: DeviceInfo, dtype: str, **sizes: int) -> KernelSpec:
+    """The row whose function ``dispatch`` returns; arguments and errors as there. Imports no kernel module."""
     overrides = tuple(sorted(environment().kernels.items()))
-    return _choose(op, phase, device, dtype, tuple(sorted(sizes.items())), overrides, batch_invariant)
+    return _choose(op, phase, device, dtype, tuple(sorted(sizes.items())), overrides, False)
+
+
+def choose_without_libraries(op: str, /, *, device: DeviceInfo, dtype: str, **sizes: int) -> KernelSpec:
+    """As ``choose``, leaving out rows that call a library, whose sums may change with the batch."""
+    overrides = tuple(sorted(environment().kernels.items()))
+    return _choose(op, None, device, dtype, tuple(sorted(sizes.items())), overrides, True)
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -36,25 +37,36 @@ Progress = Callable[[int, int, float], None]
 
 
 def build_engine(
-    config: EngineConfig, source: CheckpointSource, ledger: StartupLedger, progress: Progress | None = None
+    config: EngineConfig,
+    source: CheckpointSource,
+    ledger: StartupLedger,
+    progress: Progress | None = None,
+    compiled: Callable[[], None] = lambda: None,
 ) -> Engine:
     """Wire model, pool, worker, scheduler.
+
+    Args:
+        config, source: what to build, and its weights.
+        ledger: where its phases are noted.
+        progress: told how far the weights are.
+        compiled: returns when the kernels that this engine launches are in Triton's cache, where others compile them.
 
     Raises:
         ConfigError: a setting that this model or device cannot honour.
         CheckpointError: tensors that are not the architecture's.
         NoKernelError: an op that nothing serves here.
     """
-    place = choose_placement(config, source)
+    with ledger.phase("device"):
+        place = choose_placement(config, source, current_device(config.device))
+        if place.device.type == "cuda":
+            torch.cuda.synchronize()  # makes the context, which costs a few tenths of a second
     if config.quantize is not None:
         place = replace(place, formats=KeptFormats(place.formats))
     model = source.config
     budget = MemoryBudget(place.device) if place.device.type == "cuda" else None
     with ledger.phase("model"):
         tied_head = is_head_tied(source)
-        network = architecture(model.architecture).load()(
-            place, model, max_positions=config.max_model_len or model.context, tied_head=tied_head
-        )
+        network = build_network(config, source, place)
     _load(config, source, network, place.formats, ledger, progress)
     if model.tie_word_embeddings and not tied_head:
         with ledger.phase("head"):
@@ -70,15 +82,41 @@ def build_engine(
         budget.note("KV pool")
     with ledger.phase("engine"):
         worker = Worker(resolved, place, network, pool, model.vocab_size)
+    compiled()
     with ledger.phase("kernels and graphs"):
         worker.prepare()
     if budget is not None:
         budget.note("workspace and graphs")
         ledger.note(budget.to_text())
-    for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
-        if line and place.info.type != "cpu":
-            logger.warning(line)
+    if place.info.type != "cpu":
+        with ledger.phase("evidence"):
+            for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
+                if line:
+                    logger.warning(line)
     return Engine(resolved, worker)
+
+
+def launch_everything(config: EngineConfig, source: CheckpointSource, info: DeviceInfo) -> None:
+    """Make each launch that an engine on ``info`` can make, on tensors that have shapes and no memory; for ``rehearse``."""
+    place = replace(choose_placement(config, source, info), device=torch.device("meta"))
+    network = build_network(config, source, place)
+    row_bytes = 2 * source.config.num_kv_heads * source.config.head_dim * place.dtype.itemsize
+    sizes = resolve(
+        replace(config, cuda_graphs=False, max_kv_tokens=None),  # a kernel is the same for a pool of any size
+        context=source.config.context,
+        kv_bytes_per_token=source.config.num_layers * row_bytes,
+        free_bytes=1 << 40,
+        is_cpu=False,
+    )
+    pool = build_pool(sizes, source.config, place)
+    Worker(sizes, place, network, pool, source.config.vocab_size).prepare()
+
+
+def build_network(config: EngineConfig, source: CheckpointSource, place: Placement) -> Any:
+    """The model's layers, their weights yet to be filled."""
+    positions = config.max_model_len or source.config.context
+    network = architecture(source.config.architecture).load()
+    return network(place, source.config, max_positions=positions, tied_head=is_head_tied(source))
 
 
 def _load(
@@ -109,9 +147,8 @@ def _load(
         ledger.note(kept.write(formats.parts))
 
 
-def choose_placement(config: EngineConfig, source: CheckpointSource) -> Placement:
-    """Device and dtype: a GPU where there is one; float32 on a CPU, bfloat16 on a GPU. Weights as choose_formats says."""
-    info = current_device(config.device)
+def choose_placement(config: EngineConfig, source: CheckpointSource, info: DeviceInfo) -> Placement:
+    """What ``info`` says, in float32 on a CPU and bfloat16 on a GPU. Weights as choose_formats says."""
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
     formats = choose_formats(config, source, info, dtype)
     device = torch.device(config.device or info.type)

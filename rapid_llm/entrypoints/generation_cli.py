@@ -185,7 +185,8 @@ def _finish(options: argparse.Namespace, llm: "LLM", stats: _StreamStats) -> int
 
 def _load(options: argparse.Namespace) -> "LLM":
     ledger = StartupLedger()
-    from rapid_llm.entrypoints.llm import LLM
+    with ledger.phase("import"):
+        from rapid_llm.entrypoints.llm import LLM
 
     wishes = engine_options(options)
     if not sys.stderr.isatty():

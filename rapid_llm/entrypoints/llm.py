@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +14,7 @@ from rapid_llm.engine.output import OutputReader, RequestOutput
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.engine.tokenizer import Tokenizer
+from rapid_llm.entrypoints.compile_ahead import CompileAhead
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
@@ -61,13 +63,17 @@ class LLM:
         self.ledger = StartupLedger() if ledger is None else ledger
         path = locate(self.config, self.ledger, download_progress)
         # The file is opened and the tokenizer made while torch is imported: neither needs the other.
-        with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
+        with (
+            CompileAhead(self.config, path, self.ledger) as compilers,
+            ThreadPoolExecutor(1, thread_name_prefix="reader") as reader,
+        ):
             opened: Future[tuple[CheckpointSource, Tokenizer]] = reader.submit(open_model, path, self.ledger)
             with self.ledger.phase("import torch"):
                 from rapid_llm.build import build_engine
             source, self.tokenizer = opened.result()
-        self._engine = build_engine(self.config, source, self.ledger, progress)
-        self._frontend = Frontend(source, self.tokenizer, self._engine.config)
+            self._engine = build_engine(self.config, source, self.ledger, progress, compilers.wait)
+        with self.ledger.phase("checks of requests"):
+            self._frontend = Frontend(source, self.tokenizer, self._engine.config)
         self._live: dict[str, TextRequest] = {}
         self._numbers = count()
         self._lock = threading.RLock()
@@ -183,7 +189,8 @@ class LLM:
 
     def _step(self) -> None:
         """Run one step for everybody and bring each request its share."""
-        with self._lock:
+        starting = self.ledger.phase("first request") if self.ledger.first_token is None else nullcontext()
+        with self._lock, starting:
             for update in self._engine.step():
                 request = self._live[update.request_id]
                 if update.token is not None:

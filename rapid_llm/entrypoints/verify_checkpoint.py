@@ -13,6 +13,7 @@ from rapid_llm.build import choose_placement, is_head_tied
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.config import EngineConfig
+from rapid_llm.kernels.device import current_device
 from rapid_llm.models.registry import architecture
 from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.moe import ExpertStack, MixtureOfExperts
@@ -67,7 +68,7 @@ def check_checkpoint(path: Path, config: EngineConfig) -> Iterator[LayerCheck]:
     Raises: ConfigError and CheckpointError as a start would.
     """
     source = open_checkpoint(path)
-    place = choose_placement(config, source)
+    place = choose_placement(config, source, current_device(config.device))
     network = architecture(source.config.architecture).load()(
         place, source.config, max_positions=1, tied_head=is_head_tied(source)
     )

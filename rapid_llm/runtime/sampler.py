@@ -12,8 +12,6 @@ from rapid_llm.runtime.distribution import drawn_scores
 from rapid_llm.runtime.transfers import to_pinned
 from rapid_llm.step import ALL_BANNED, NO_NUMBER, SampledToken, SlotSetup
 
-_LAYOUTS = (0, 1, 15)  # numbers of log-probs whose rows are one apart, a multiple of 16, and neither
-
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
@@ -115,8 +113,7 @@ class Sampler:
             rows = torch.full((size,), nobody, device=logits.device)
             ids = self._draw(adjusted, rows, self._values_of(rows), self.last_ids.new_zeros(size))
             for scores in (logits, adjusted):
-                for most in _LAYOUTS:
-                    self._likeliest(scores, ids, most)
+                self._likeliest(scores, ids, 1)
             self._adjust.prepare(logits)
 
     def __call__(

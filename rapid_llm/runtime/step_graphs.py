@@ -82,7 +82,8 @@ class StepGraphs:
     Args:
         model, pools: what runs a step, and the KV pool layer by layer.
         sampler: draws the ids; its ``last_ids`` lie in ``ids``.
-        ids: int32 on the device: the id sampled last in each slot and in none, then room for one step's indices.
+        ids: int32 on the device: the id sampled last in each slot and in none, up to a 16-byte boundary, then room for one
+            step's indices.
         page_table: the engine's.
         capture: makes a graph; None runs every step by its launches.
     """
@@ -100,6 +101,7 @@ class StepGraphs:
         self._model, self._pools, self._sampler, self._ids, self._page_table = model, pools, sampler, ids, page_table
         self._capture = capture
         self._num_slots = config.max_num_seqs
+        self._first_input = aligned(self._num_slots + 1)
         buckets = list(step_buckets(config))
         self._decodes = {bucket.decodes: bucket for bucket in buckets if not bucket.chunks}
         self._mixed = {bucket.tokens: bucket for bucket in buckets if bucket.chunks}
@@ -180,11 +182,11 @@ class StepGraphs:
     @property
     def inputs(self) -> torch.Tensor:
         """Where a step's indices go, behind the ids."""
-        return self._ids[self._num_slots + 1 :]
+        return self._ids[self._first_input :]
 
     def id_sources(self, step: StepArrays, bucket: Bucket) -> Ints:
         """Where in the ids each token's own is: what was sampled last in its slot, or what the host has sent."""
-        sources = np.arange(self._num_slots + 1, self._num_slots + 1 + bucket.tokens, dtype=np.int32)
+        sources = np.arange(self._first_input, self._first_input + bucket.tokens, dtype=np.int32)
         sources[step.held] = step.held_slots
         return sources
 

@@ -109,7 +109,7 @@ def test_quantised_weights_keep_the_bits_too(folder):
 def test_all_rows_go_through_one_attention_only_where_it_is_asked_for(tmp_path, deterministic):
     folder = save_checkpoint(tiny_model("llama"), tmp_path)
     source = open_checkpoint(folder)
-    place = choose_placement(EngineConfig(str(folder), "cpu", deterministic=deterministic), source)
+    place = choose_placement(EngineConfig(str(folder), "cpu", deterministic=deterministic), source, device_info("cpu"))
     architecture(source.config.architecture).load()(place, source.config, max_positions=64, tied_head=True)
     attention = {question.op for question in place.questions} & {"flash_decoding", "flashattention2_nopad"}
     assert attention == {"flashattention2_nopad"} | (set() if deterministic else {"flash_decoding"})

@@ -19,15 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
 from triton.runtime import driver as drivers
 from triton.runtime.jit import JITFunction
 
 from rapid_llm.errors import ConfigError, RapidError
-from rapid_llm.kernels.device import MAX_GRID, DeviceInfo, simulate_launches
+from rapid_llm.kernels.device import MAX_GRID, DeviceInfo
+from rapid_llm.kernels.jit.rehearsal import stub_driver
 
 
 class CompileCheckError(RapidError):
@@ -134,58 +132,22 @@ def compile_only(device: DeviceInfo) -> Iterator[CompileRecord]:
 
     Raises: ConfigError for a device that is no GPU, and where kernels are interpreted.
     """
-    if device.sm is None:
-        raise ConfigError("nothing compiles for this device", got=device.name, wanted="a cuda device", change="name one")
     if triton.knobs.runtime.interpret:
         raise ConfigError("kernels are interpreted", got="TRITON_INTERPRET=1", wanted="it unset", change="use another process")
     record = CompileRecord(device)
-    run, active = JITFunction.run, drivers._active
+    run = JITFunction.run
 
     def compile_and_record(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         compiled = run(function, *args, grid=grid, warmup=True, **kwargs)
         record.launches.append(_launch(function, device, grid, compiled, args, kwargs))
         return compiled
 
-    drivers.set_active(_StubDriver(device.sm))
-    JITFunction.run = compile_and_record
-    try:
-        with simulate_launches(device):
+    with stub_driver(device):
+        JITFunction.run = compile_and_record
+        try:
             yield record
-    finally:
-        JITFunction.run = run
-        drivers._active = active
-
-
-class _StubDriver(DriverBase):  # type: ignore[misc]
-    """A driver that knows what it compiles for and can do nothing else. Its device number keeps the caches of targets apart."""
-
-    def __init__(self, sm: int) -> None:
-        self.sm = sm
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        return ty
-
-    def get_current_target(self) -> Any:
-        return GPUTarget("cuda", self.sm, 32)
-
-    def get_current_device(self) -> int:
-        return 1000 + self.sm
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def get_device_capability(self, *device: Any) -> tuple[int, int]:
-        return divmod(self.sm, 10)
-
-    def get_benchmarker(self) -> Any:
-        raise ConfigError("nothing can be timed without a GPU", change="take tiles from resolve_tiles")
+        finally:
+            JITFunction.run = run
 
 
 def _launch(

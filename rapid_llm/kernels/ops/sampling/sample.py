@@ -32,6 +32,8 @@ from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _MASS_ONE = tl.constexpr(float(1 << 42))  # the mass of the likeliest token; 2**20 of them stay below 2**63
 _LAST_KEY = tl.constexpr((0x7F800000 << 20) + (1 << 20) - 1)  # of z = -inf and the largest id
+# One value of each is read a row, so that nothing is gained by knowing where they begin: rows of a table do so anywhere.
+_BY_ROW = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "positions_ptr"]
 _LEAST_LISTED = 128  # keys that a split lists at least: any smaller top-k never walks the row again
 
 
@@ -103,7 +105,7 @@ def _peak_kernel(logits_ptr, peaks_ptr, peak_ids_ptr, logits_stride, vocab_size,
     tl.store(peak_ids_ptr + tl.program_id(0), _first_largest(scores, cols))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_BY_ROW)
 def _draw_kernel(
     logits_ptr,
     temperature_ptr,
@@ -152,7 +154,7 @@ def _draw_kernel(
             tl.store(drawn_ids_ptr + program, _first_largest(noisy, cols))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_BY_ROW)
 def _pick_kernel(
     logits_ptr,
     temperature_ptr,

@@ -98,7 +98,7 @@ def _split_kernel(
         keys = tl.where(keys == first, NO_KEY, keys)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "out_ids_stride", "out_logprobs_stride"])
 def _merge_kernel(
     logits_ptr,
     token_ids_ptr,

@@ -1,0 +1,143 @@
+"""Launches on tensors without memory, of which only what they would compile is noted: what an engine needs, before it is there.
+
+    with rehearse(device_info("h200")) as kernels:
+        worker.prepare()
+    for kernel in kernels:
+        kernel.compile()
+
+A compiler needs neither a GPU nor a driver, so all of it can run in another process while this one loads weights. What is written
+goes to Triton's own cache, where the launch that comes later finds it: the public wrappers, the tile policy and Triton's
+specialisation have run as they will then.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import driver as drivers
+from triton.runtime.jit import JITFunction
+
+from rapid_llm.errors import ConfigError
+from rapid_llm.kernels.device import DeviceInfo, simulate_launches
+
+
+class StubDriver(DriverBase):  # type: ignore[misc]
+    """A driver that knows what it compiles for and can do nothing else. Its device number keeps the caches of targets apart."""
+
+    def __init__(self, sm: int) -> None:
+        self.sm = sm
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Never found by itself."""
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Types are only compared."""
+        return ty
+
+    def get_current_target(self) -> Any:
+        """What kernels are compiled for."""
+        return GPUTarget("cuda", self.sm, 32)
+
+    def get_current_device(self) -> int:
+        """A number that no device of this machine has."""
+        return 1000 + self.sm
+
+    def get_current_stream(self, device: int) -> int:
+        """Nothing is launched on it."""
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where Triton itself would make tensors."""
+        return torch.device("cpu")
+
+    def get_device_capability(self, *device: Any) -> tuple[int, int]:
+        """As CUDA counts it."""
+        return divmod(self.sm, 10)
+
+    def get_benchmarker(self) -> Any:
+        """Raises: ConfigError; a kernel that is only compiled has no time."""
+        raise ConfigError("nothing can be timed without a GPU", change="take tiles from resolve_tiles")
+
+
+@contextmanager
+def stub_driver(device: DeviceInfo) -> Iterator[StubDriver]:
+    """Within it kernels are compiled for ``device``, and launches on tensors that are on no GPU take its tiles.
+
+    Raises: ConfigError for a device that is no GPU.
+    """
+    if device.sm is None:
+        raise ConfigError("nothing compiles for this device", got=device.name, wanted="a cuda device", change="name one")
+    active, driver = drivers._active, StubDriver(device.sm)
+    drivers.set_active(driver)
+    try:
+        with simulate_launches(device):
+            yield driver
+    finally:
+        drivers._active = active
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """One binary that a launch would have needed."""
+
+    function: Any
+    target: Any
+    signature: Any
+    constexprs: Any
+    options: Any
+    attrs: Any
+
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        return str(self.function.fn.__name__)
+
+    def compile(self) -> Any:
+        """Compile it, or find it in Triton's cache; returns Triton's compiled kernel, whose ``hash`` is its name there."""
+        source = self.function.ASTSource(self.function, self.signature, self.constexprs, self.attrs)
+        return self.function.compile(source, target=self.target, options=self.options.__dict__)
+
+
+def build_launcher(compiled: Any) -> None:
+    """Have a C compiler make what launches kernels of this signature, where Triton needs it (up to 3.7) and does not have it.
+
+    Raises: AssertionError without the driver's library, RuntimeError or CalledProcessError where it cannot be compiled.
+    """
+    if hasattr(nvidia, "compile_module_from_src"):
+        nvidia.CudaUtils()
+        nvidia.CudaLauncher(compiled.src, compiled.metadata)
+
+
+@contextmanager
+def rehearse(device: DeviceInfo) -> Iterator[list[Kernel]]:
+    """Within it, launches run nothing and return None; what each new one would compile is added to the list, once.
+
+    Tensors may be of torch's "meta" device. Raises: ConfigError for a device that is no GPU.
+    """
+    kernels: list[Kernel] = []
+    with stub_driver(device) as driver:
+        run, compile_for = JITFunction.run, JITFunction._do_compile
+        target, noted = driver.get_current_target(), set()
+
+        def note(
+            function: Any, key: Any, signature: Any, _: Any, constexprs: Any, options: Any, attrs: Any, warmup: bool
+        ) -> None:
+            if (function, key) not in noted:
+                noted.add((function, key))
+                kernels.append(Kernel(function, target, signature, constexprs, options, attrs))
+
+        def run_nothing(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            return run(function, *args, grid=grid, warmup=True, **kwargs)
+
+        JITFunction.run, JITFunction._do_compile = run_nothing, note
+        try:
+            yield kernels
+        finally:
+            JITFunction.run, JITFunction._do_compile = run, compile_for

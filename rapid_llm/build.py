@@ -2,7 +2,9 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +61,8 @@ def build_engine(
     with ledger.phase("device"):
         place = choose_placement(config, source, current_device(config.device))
         if place.device.type == "cuda":
-            torch.cuda.synchronize()  # makes the context, which costs a few tenths of a second
+            threading.Thread(target=_hash_triton, name="hasher", daemon=True).start()
+            torch.cuda.synchronize()  # makes the context, some tenths of a second for which Python's lock is free
     if config.quantize is not None:
         place = replace(place, formats=KeptFormats(place.formats))
     model = source.config
@@ -96,10 +99,19 @@ def build_engine(
     return Engine(resolved, worker)
 
 
+def _hash_triton() -> None:
+    """What Triton's first look into its cache takes the time for: it hashes its own library, and keeps the result."""
+    with suppress(ImportError):  # where it keeps it is its own affair
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+
+
 def launch_everything(config: EngineConfig, source: CheckpointSource, info: DeviceInfo) -> None:
     """Make each launch that an engine on ``info`` can make, on tensors that have shapes and no memory; for ``rehearse``."""
     place = replace(choose_placement(config, source, info), device=torch.device("meta"))
     network = build_network(config, source, place)
+    network.keep_distinct_layers()
     row_bytes = 2 * source.config.num_kv_heads * source.config.head_dim * place.dtype.itemsize
     sizes = resolve(
         replace(config, cuda_graphs=False, max_kv_tokens=None),  # a kernel is the same for a pool of any size
@@ -108,7 +120,7 @@ def launch_everything(config: EngineConfig, source: CheckpointSource, info: Devi
         free_bytes=1 << 40,
         is_cpu=False,
     )
-    pool = build_pool(sizes, source.config, place)
+    pool = build_pool(sizes, replace(source.config, num_layers=len(network.layers)), place)
     Worker(sizes, place, network, pool, source.config.vocab_size).prepare()
 
 

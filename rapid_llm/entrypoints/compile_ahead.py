@@ -6,12 +6,12 @@ versions has launched is listed in ``launches/`` of the user's data folder, by n
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -43,7 +43,6 @@ class CompileAhead:
         self._process: subprocess.Popen[str] | None = None
         if not _may_compile(config):
             return
-        threading.Thread(target=self._hash_triton, name="hasher", daemon=True).start()
         with ledger.phase("look for kernels"):
             launches = data_folder() / "launches" / f"{_key(config, path)}.json"
             listed = _listed(launches)
@@ -56,8 +55,8 @@ class CompileAhead:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # and those that it has forked
-            self._process.wait()
+            with self._process:
+                os.killpg(self._process.pid, signal.SIGKILL)  # and those that it has forked
 
     def wait(self, progress: Progress | None = None) -> None:
         """Return once everything is in the cache, or cannot be brought there: then the launch itself will say why."""
@@ -71,13 +70,6 @@ class CompileAhead:
                 if progress is not None and "of" in told:
                     progress(told["done"], told["of"])
         self._ledger.note(told.get("note", "kernels were not compiled ahead: the process that does it has ended"))
-
-    def _hash_triton(self) -> None:
-        """Half a second of every first look into Triton's cache, most of it without Python's lock; Triton keeps the result."""
-        with self._ledger.phase("hash Triton"), contextlib.suppress(ImportError):
-            from triton.runtime.cache import triton_key
-
-            triton_key()
 
 
 def _start(told: str) -> "subprocess.Popen[str]":
@@ -115,7 +107,6 @@ def _key(config: EngineConfig, path: Path) -> str:
     """Of everything that decides what is launched, and how it is compiled; files by their sizes and times."""
     parts = {
         "config": asdict(config),
-        "versions": [_version(name) for name in ("rapid_llm", "torch", "triton")],
         "python": sys.version,
         "variables": sorted(item for item in os.environ.items() if item[0].startswith(_READ_BY_COMPILERS)),
         "devices": sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")),
@@ -127,16 +118,13 @@ def _key(config: EngineConfig, path: Path) -> str:
 def _files(path: Path) -> Iterator[tuple[str, int, int]]:
     model = [path / "config.json"] if path.is_dir() else [path]
     stores = [file for kind in ("evidence", "tuned") for file in (data_folder() / kind).glob("*.json")]
-    for file in [*model, *sorted(stores), *sorted(_PACKAGE.rglob("*.py")), *sorted(_PACKAGE.rglob("*.json"))]:
+    packages = [_package_file(name) for name in ("torch", "triton")]  # written anew by whatever installs another version
+    for file in [*model, *packages, *sorted(stores), *sorted(_PACKAGE.rglob("*.py")), *sorted(_PACKAGE.rglob("*.json"))]:
         with contextlib.suppress(OSError):
             stat = file.stat()
             yield str(file), stat.st_size, stat.st_mtime_ns
 
 
-def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version  # takes longer than all else here; a CPU needs none of it
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+def _package_file(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin if spec is not None and spec.origin else package)

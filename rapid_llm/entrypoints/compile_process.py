@@ -63,17 +63,28 @@ def _compile_all() -> Iterator[str]:
     """The name of each kernel in Triton's cache, or nothing where it does not compile: its launch will tell why."""
     workers = max(1, min(len(_kernels), len(os.sched_getaffinity(0)) - 1))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        pool.submit(_build_driver)
         compiled = [pool.submit(_compile, place) for place in range(len(_kernels))]
         for done, each in enumerate(compiled, 1):
             yield "" if each.exception() else each.result()
             _say(done=done, of=len(_kernels))
 
 
+_NO_C = (AssertionError, RuntimeError, subprocess.CalledProcessError)  # without driver or C compiler; the first launch says so
+
+
+def _build_driver() -> None:
+    from rapid_llm.kernels.jit.rehearsal import build_driver
+
+    with suppress(*_NO_C):
+        build_driver()
+
+
 def _compile(place: int) -> str:
     from rapid_llm.kernels.jit.rehearsal import build_launcher
 
     compiled = _kernels[place].compile()
-    with suppress(AssertionError, RuntimeError, subprocess.CalledProcessError):  # no driver or no C compiler: the launch says so
+    with suppress(*_NO_C):
         build_launcher(compiled)
     return base64.b32encode(bytes.fromhex(compiled.hash)).decode().rstrip("=")
 

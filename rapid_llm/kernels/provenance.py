@@ -87,14 +87,28 @@ def _hash_module(root: str, find: SourceFinder) -> _Hashed:
             if module == root:
                 raise ConfigError("a kernel has no source", got=module, wanted="a .py file", change="correct the row's target")
             continue  # ``from package import name`` names a function here, not a module
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts[module] = _canonical(tree)
-        cuda_sources.update(_cuda_sources(tree))
-        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        waiting.extend(_kernel_imports(tree, package))
+        parsed = _parse(path, path.stat().st_mtime_ns, module if path.name == "__init__.py" else module.rpartition(".")[0])
+        texts[module] = parsed.text
+        cuda_sources.update(parsed.cuda_sources)
+        waiting.extend(parsed.kernel_imports)
     # The root first and without its name, so that a moved kernel is still the same kernel.
     parts = [texts.pop(root), *(f"{module}={texts[module]}" for module in sorted(texts))]
     return _Hashed(hashlib.sha256("\n".join(parts).encode()).hexdigest(), tuple(sorted(cuda_sources)))
+
+
+class _Parsed(NamedTuple):
+    """A module's canonical text, the CUDA sources it names and the names it imports from the kernel package."""
+
+    text: str
+    cuda_sources: tuple[str, ...]
+    kernel_imports: tuple[str, ...]
+
+
+@cache
+def _parse(path: Path, stamp: int, package: str) -> _Parsed:
+    """Once for all the rows that share a file, which a start asks about: parsing takes a few milliseconds."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return _Parsed(_canonical(tree), tuple(_cuda_sources(tree)), tuple(_kernel_imports(tree, package)))
 
 
 def _cuda_sources(tree: ast.Module) -> Iterator[str]:

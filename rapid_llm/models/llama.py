@@ -116,6 +116,15 @@ class LlamaForCausalLM:
             x = layer(x, residual, batch, pool, next_norm)
         return self.head(_plain(x), batch.sampled_rows)
 
+    def keep_distinct_layers(self) -> None:
+        """Leave out layers that launch what one before them does: those whose weights have the same names, shapes and kinds."""
+        kinds: dict[tuple[object, ...], LlamaLayer] = {}
+        for number, layer in enumerate(self.layers):
+            slots = ((slot.name.replace(f".{number}.", ".", 1), slot) for slot in layer.weights())
+            kinds.setdefault(tuple((name, slot.target.shape, slot.dtypes, type(slot.target)) for name, slot in slots), layer)
+        self.layers = list(kinds.values())
+        self.next_norms = self.next_norms[-len(self.layers) :]
+
     def weights(self) -> Iterator[WeightSlot]:
         """Every place that the checkpoint must fill."""
         parts: tuple[Layer, ...] = (self.embedding, *self.layers, self.norm, self.head)

@@ -13,6 +13,7 @@ specialisation have run as they will then.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -25,12 +26,19 @@ from triton.runtime.jit import JITFunction
 from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.device import DeviceInfo, simulate_launches
 
+_numbers = count(10_000)
+
 
 class StubDriver(DriverBase):  # type: ignore[misc]
-    """A driver that knows what it compiles for and can do nothing else. Its device number keeps the caches of targets apart."""
+    """A driver that knows what it compiles for and can do nothing else.
 
-    def __init__(self, sm: int) -> None:
-        self.sm = sm
+    Args:
+        sm: the target.
+        number: a device number that no device of this machine has; what was compiled under one is not compiled again.
+    """
+
+    def __init__(self, sm: int, number: int) -> None:
+        self.sm, self.number = sm, number
 
     @classmethod
     def is_active(cls) -> bool:
@@ -46,8 +54,8 @@ class StubDriver(DriverBase):  # type: ignore[misc]
         return GPUTarget("cuda", self.sm, 32)
 
     def get_current_device(self) -> int:
-        """A number that no device of this machine has."""
-        return 1000 + self.sm
+        """The number."""
+        return self.number
 
     def get_current_stream(self, device: int) -> int:
         """Nothing is launched on it."""
@@ -67,14 +75,18 @@ class StubDriver(DriverBase):  # type: ignore[misc]
 
 
 @contextmanager
-def stub_driver(device: DeviceInfo) -> Iterator[StubDriver]:
+def stub_driver(device: DeviceInfo, number: int | None = None) -> Iterator[StubDriver]:
     """Within it kernels are compiled for ``device``, and launches on tensors that are on no GPU take its tiles.
+
+    Args:
+        device: the target.
+        number: as in StubDriver; None is that of all launches for such a target.
 
     Raises: ConfigError for a device that is no GPU.
     """
     if device.sm is None:
         raise ConfigError("nothing compiles for this device", got=device.name, wanted="a cuda device", change="name one")
-    active, driver = drivers._active, StubDriver(device.sm)
+    active, driver = drivers._active, StubDriver(device.sm, 1000 + device.sm if number is None else number)
     drivers.set_active(driver)
     try:
         with simulate_launches(device):
@@ -105,13 +117,18 @@ class Kernel:
         return self.function.compile(source, target=self.target, options=self.options.__dict__)
 
 
-def build_launcher(compiled: Any) -> None:
-    """Have a C compiler make what launches kernels of this signature, where Triton needs it (up to 3.7) and does not have it.
+def build_driver() -> None:
+    """Have a C compiler make what Triton loads binaries with, where it needs one (up to 3.7) and has not done so yet.
 
     Raises: AssertionError without the driver's library, RuntimeError or CalledProcessError where it cannot be compiled.
     """
     if hasattr(nvidia, "compile_module_from_src"):
         nvidia.CudaUtils()
+
+
+def build_launcher(compiled: Any) -> None:
+    """The same for what launches kernels of this signature. Raises as ``build_driver``."""
+    if hasattr(nvidia, "compile_module_from_src"):
         nvidia.CudaLauncher(compiled.src, compiled.metadata)
 
 
@@ -122,7 +139,7 @@ def rehearse(device: DeviceInfo) -> Iterator[list[Kernel]]:
     Tensors may be of torch's "meta" device. Raises: ConfigError for a device that is no GPU.
     """
     kernels: list[Kernel] = []
-    with stub_driver(device) as driver:
+    with stub_driver(device, next(_numbers)) as driver, _shapes_of_scaled_products():
         run, compile_for = JITFunction.run, JITFunction._do_compile
         target, noted = driver.get_current_target(), set()
 
@@ -141,3 +158,15 @@ def rehearse(device: DeviceInfo) -> Iterator[list[Kernel]]:
             yield kernels
         finally:
             JITFunction.run, JITFunction._do_compile = run, compile_for
+
+
+@contextmanager
+def _shapes_of_scaled_products() -> Iterator[None]:
+    """Give torch's product of fp8 values, which a library makes, the form for tensors without memory that it lacks: nothing."""
+    name = "aten::_scaled_mm.out"
+    if torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta"):
+        yield
+        return
+    with torch.library._scoped_library("aten", "IMPL", "Meta") as library:
+        library.impl(name.removeprefix("aten::"), lambda *args, out, **rest: out)
+        yield

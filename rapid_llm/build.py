@@ -2,9 +2,7 @@
 
 import logging
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +15,7 @@ from rapid_llm.engine.engine import Engine
 from rapid_llm.errors import CheckpointError, ConfigError
 from rapid_llm.kernels.device import DeviceInfo, current_device
 from rapid_llm.kernels.dispatcher.dispatch import choose, fallback_summary, verified_elsewhere_summary
+from rapid_llm.kernels.jit.compiler_hash import keep_compiler_hash
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.registry import architecture
@@ -61,8 +60,7 @@ def build_engine(
     with ledger.phase("device"):
         place = choose_placement(config, source, current_device(config.device))
         if place.device.type == "cuda":
-            threading.Thread(target=_hash_triton, name="hasher", daemon=True).start()
-            torch.cuda.synchronize()  # makes the context, some tenths of a second for which Python's lock is free
+            torch.cuda.synchronize()  # makes the context
     if config.quantize is not None:
         place = replace(place, formats=KeptFormats(place.formats))
     model = source.config
@@ -70,6 +68,7 @@ def build_engine(
     with ledger.phase("model"):
         tied_head = is_head_tied(source)
         network = build_network(config, source, place)
+        distinct = None if place.info.type == "cpu" else network.of_distinct_layers()
     _load(config, source, network, place.formats, ledger, progress)
     if model.tie_word_embeddings and not tied_head:
         with ledger.phase("head"):
@@ -86,8 +85,11 @@ def build_engine(
     with ledger.phase("engine"):
         worker = Worker(resolved, place, network, pool, model.vocab_size)
     compiled()
+    if place.info.type != "cpu":
+        with ledger.phase("hash of the compiler"):
+            keep_compiler_hash()
     with ledger.phase("kernels and graphs"):
-        worker.prepare()
+        worker.prepare(distinct)
     if budget is not None:
         budget.note("workspace and graphs")
         ledger.note(budget.to_text())
@@ -99,19 +101,10 @@ def build_engine(
     return Engine(resolved, worker)
 
 
-def _hash_triton() -> None:
-    """What Triton's first look into its cache takes the time for: it hashes its own library, and keeps the result."""
-    with suppress(ImportError):  # where it keeps it is its own affair
-        from triton.runtime.cache import triton_key
-
-        triton_key()
-
-
 def launch_everything(config: EngineConfig, source: CheckpointSource, info: DeviceInfo) -> None:
     """Make each launch that an engine on ``info`` can make, on tensors that have shapes and no memory; for ``rehearse``."""
     place = replace(choose_placement(config, source, info), device=torch.device("meta"))
     network = build_network(config, source, place)
-    network.keep_distinct_layers()
     row_bytes = 2 * source.config.num_kv_heads * source.config.head_dim * place.dtype.itemsize
     sizes = resolve(
         replace(config, cuda_graphs=False, max_kv_tokens=None),  # a kernel is the same for a pool of any size
@@ -120,8 +113,8 @@ def launch_everything(config: EngineConfig, source: CheckpointSource, info: Devi
         free_bytes=1 << 40,
         is_cpu=False,
     )
-    pool = build_pool(sizes, replace(source.config, num_layers=len(network.layers)), place)
-    Worker(sizes, place, network, pool, source.config.vocab_size).prepare()
+    pool = build_pool(sizes, source.config, place)
+    Worker(sizes, place, network, pool, source.config.vocab_size).prepare(network.of_distinct_layers())
 
 
 def build_network(config: EngineConfig, source: CheckpointSource, place: Placement) -> Any:

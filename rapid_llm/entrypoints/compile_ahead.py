@@ -60,14 +60,15 @@ class CompileAhead:
 
     def wait(self, progress: Progress | None = None) -> None:
         """Return once everything is in the cache, or cannot be brought there: then the launch itself will say why."""
-        process, self._process = self._process, None
-        if process is None:
+        if self._process is None:
             return
         told: dict[str, Any] = {}
-        with self._ledger.phase("wait for compilers"), process:
-            for line in process.stdout or ():
+        with self._ledger.phase("wait for compilers"):
+            for line in self._process.stdout or ():
                 told = json.loads(line)
-                if progress is not None and "of" in told:
+                if "note" in told:
+                    break
+                if progress is not None:
                     progress(told["done"], told["of"])
         self._ledger.note(told.get("note", "kernels were not compiled ahead: the process that does it has ended"))
 

@@ -1,8 +1,8 @@
 """``python -m rapid_llm.entrypoints.compile_process``: compiles what an engine will launch, on every core and without a GPU.
 
-Standard input describes the engine (see compile_ahead.py). It is built on tensors without memory, its launches are noted, and
-what they need is compiled into Triton's cache by forked processes. Standard output gets a line of JSON for each kernel done, and
-at the end a note. This process never touches a GPU and has no second thread, so that it may fork.
+Standard input describes the engine (see compile_ahead.py). It is built on tensors without memory, it makes its launches, and what
+each needs is compiled into Triton's cache by forked processes meanwhile. Standard output gets a line of JSON for each kernel
+done, and at the end a note. This process never touches a GPU, and forks before it has a second thread.
 """
 
 import base64
@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,6 @@ from typing import Any
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
 from rapid_llm.kernels.device import DeviceInfo, probe_device
-
-_kernels: list[Any] = []
-"""What the forked processes inherit, to be named by its place."""
 
 
 def main() -> int:
@@ -35,58 +32,54 @@ def main() -> int:
         _say(note="kernels were not compiled ahead: nvidia-smi names no GPU")
         return 0
     started = time.perf_counter()
-    _kernels.extend(_rehearsed(EngineConfig(**told["config"]), Path(told["path"]), device))
-    rehearsed = time.perf_counter()
-    names = list(_compile_all())
-    took = time.perf_counter() - rehearsed
-    _say(note=f"{len(names)} kernels compiled ahead or found, {took:.1f} s after {rehearsed - started:.1f} s of rehearsal")
+    names = list(_compile_all(EngineConfig(**told["config"]), Path(told["path"]), device))
     if all(names):
         launches = Path(told["launches"])
         launches.parent.mkdir(parents=True, exist_ok=True)
         launches.write_text(json.dumps({"kernels": names}))
+    _say(note=f"{len(names)} kernels compiled ahead, or found, in {time.perf_counter() - started:.1f} s")
     return 0
 
 
-def _rehearsed(config: EngineConfig, path: Path, device: DeviceInfo) -> list[Any]:
-    """The kernels that an engine launches, in the order in which it will."""
+def _compile_all(config: EngineConfig, path: Path, device: DeviceInfo) -> Iterator[str]:
+    """Rehearse, and have what a launch needs compiled as soon as it is known.
+
+    Yields: the name of each kernel in Triton's cache, or nothing where it does not compile: its launch will tell why.
+    """
     import torch
 
     from rapid_llm.build import launch_everything
-    from rapid_llm.kernels.jit.rehearsal import rehearse
+    from rapid_llm.kernels.jit.compiler_hash import keep_compiler_hash
+    from rapid_llm.kernels.jit.rehearsal import Kernel, build_driver, rehearse
 
-    with torch.inference_mode(), rehearse(device) as kernels:
-        launch_everything(config, open_checkpoint(path), device)
-    return kernels
-
-
-def _compile_all() -> Iterator[str]:
-    """The name of each kernel in Triton's cache, or nothing where it does not compile: its launch will tell why."""
-    workers = max(1, min(len(_kernels), len(os.sched_getaffinity(0)) - 1))
+    keep_compiler_hash()
+    compiled: list[Future[str]] = []
+    workers = max(1, len(os.sched_getaffinity(0)) - 1)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
-        pool.submit(_build_driver)
-        compiled = [pool.submit(_compile, place) for place in range(len(_kernels))]
+        pool.submit(_unless_impossible, build_driver)  # with the first task all workers are forked
+
+        def needed(kernel: Kernel) -> None:
+            compiled.append(pool.submit(_compile, kernel))
+
+        with torch.inference_mode(), rehearse(device, needed):
+            launch_everything(config, open_checkpoint(path), device)
         for done, each in enumerate(compiled, 1):
             yield "" if each.exception() else each.result()
-            _say(done=done, of=len(_kernels))
+            _say(done=done, of=len(compiled))
 
 
-_NO_C = (AssertionError, RuntimeError, subprocess.CalledProcessError)  # without driver or C compiler; the first launch says so
-
-
-def _build_driver() -> None:
-    from rapid_llm.kernels.jit.rehearsal import build_driver
-
-    with suppress(*_NO_C):
-        build_driver()
-
-
-def _compile(place: int) -> str:
+def _compile(kernel: Any) -> str:
     from rapid_llm.kernels.jit.rehearsal import build_launcher
 
-    compiled = _kernels[place].compile()
-    with suppress(*_NO_C):
-        build_launcher(compiled)
+    compiled = kernel.compile()
+    _unless_impossible(build_launcher, compiled)
     return base64.b32encode(bytes.fromhex(compiled.hash)).decode().rstrip("=")
+
+
+def _unless_impossible(build: Callable[..., None], *args: Any) -> None:
+    """Without driver or C compiler it is; the first launch will say so."""
+    with suppress(AssertionError, RuntimeError, subprocess.CalledProcessError):
+        build(*args)
 
 
 def _say(**what: Any) -> None:

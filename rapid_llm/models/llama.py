@@ -4,7 +4,8 @@ their sparse kin, Mixtral and Qwen3-MoE.
 What they differ in, biases, norms of q and k, and layers of experts, stands in ModelConfig.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import cast
 
 import torch
@@ -116,14 +117,20 @@ class LlamaForCausalLM:
             x = layer(x, residual, batch, pool, next_norm)
         return self.head(_plain(x), batch.sampled_rows)
 
-    def keep_distinct_layers(self) -> None:
-        """Leave out layers that launch what one before them does: those whose weights have the same names, shapes and kinds."""
+    def of_distinct_layers(self) -> Callable[[ForwardBatch, Sequence[LayerPool]], torch.Tensor]:
+        """The model without layers that launch what one before them does: whose weights have the same names, shapes and kinds.
+
+        What it computes is of no use, but once it has run nothing is left to be compiled or loaded for the whole model. To be
+        asked before weights are loaded.
+        """
         kinds: dict[tuple[object, ...], LlamaLayer] = {}
         for number, layer in enumerate(self.layers):
             slots = ((slot.name.replace(f".{number}.", ".", 1), slot) for slot in layer.weights())
             kinds.setdefault(tuple((name, slot.target.shape, slot.dtypes, type(slot.target)) for name, slot in slots), layer)
-        self.layers = list(kinds.values())
-        self.next_norms = self.next_norms[-len(self.layers) :]
+        short = copy(self)
+        short.layers = list(kinds.values())
+        short.next_norms = self.next_norms[-len(kinds) :]
+        return lambda batch, pools: short(batch, pools[: len(kinds)])
 
     def weights(self) -> Iterator[WeightSlot]:
         """Every place that the checkpoint must fill."""

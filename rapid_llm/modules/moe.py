@@ -125,7 +125,7 @@ class MixtureOfExperts:
         return self._experts(x, ids, torch.ones_like(ids, dtype=torch.float32))
 
     def _experts(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         stacks = self.gate_up.arguments("gate_up") | self.down.arguments("down")
         self._fused(x, **stacks, ids=ids, weights=weights, out=out)
         return out

@@ -27,7 +27,7 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, size] -> [T, size], a new tensor."""
-        out = torch.empty_like(x)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         self._norm(x, self.weight, out=out, eps=self.eps)
         return out
 

@@ -134,16 +134,19 @@ class StepGraphs:
         rows[:wanted] = step.sampled_rows
         return self._logits(padded, to_device((rows,), self._ids.device)[0])[:wanted]
 
-    def prepare(self) -> None:
-        """Make every launch once, on padding alone, and capture the graphs that the first requests will want."""
+    def prepare(self, distinct: Model | None) -> None:
+        """Make every launch once, on padding alone, and capture the graphs that the first requests will want.
+
+        Args:
+            distinct: a model that launches all that the whole one does, but not once a layer; None is the whole one.
+        """
         for padded in self._steps.values():
             padded.fill(NOTHING)
-            padded.launch()
-            padded.logits = padded.sampled_ids = self._ids.new_empty(0)
+            self.launch(padded, distinct)
         padded = self._steps[self._mixed[self._mixed_sizes[0]]]
         padded.fill(NOTHING)
         for size in self._logit_sizes:
-            self._logits(padded, self._ids.new_zeros(size))
+            self._logits(padded, self._ids.new_zeros(size), distinct)
         self._sampler.prepare(decode_sizes(self._num_slots))
         while self.pending and self.pending[0].tokens <= _READY:
             self.capture_next()
@@ -155,13 +158,13 @@ class StepGraphs:
             padded = self._steps[bucket]
             padded.replay = self._capture(padded.launch)
 
-    def launch(self, padded: "PaddedStep") -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a step by its launches: logits and sampled ids of all of its rows."""
+    def launch(self, padded: "PaddedStep", model: Model | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a step by its launches, of this model or another: logits and sampled ids of all of its rows."""
         views = padded.views
-        logits = self._logits(padded, views["sampled_rows"])
+        logits = self._logits(padded, views["sampled_rows"], model)
         return logits, self._sampler.draw(logits, views["sampled_slots"], views["sampled_positions"])
 
-    def _logits(self, padded: "PaddedStep", rows: torch.Tensor) -> torch.Tensor:
+    def _logits(self, padded: "PaddedStep", rows: torch.Tensor, model: Model | None = None) -> torch.Tensor:
         """Run the model on what was sent, for logits of some packed rows."""
         views, bucket, none = padded.views, padded.bucket, self._ids.new_empty(0)
         batch = ForwardBatch(
@@ -177,7 +180,7 @@ class StepGraphs:
             page_table=self._page_table,
             sampled_rows=rows,
         )
-        return self._model(batch, self._pools)
+        return (model or self._model)(batch, self._pools)
 
     @property
     def inputs(self) -> torch.Tensor:

@@ -53,11 +53,15 @@ class Worker:
             self.graphs = StepGraphs(config, model, pool.layers, self.sampler, ids, table, capture)
 
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Make every launch that a step can need once, so that none compiles or loads anything later."""
+    def prepare(self, distinct: Model | None = None) -> None:
+        """Make every launch that a step can need once, so that none compiles or loads anything later.
+
+        Args:
+            distinct: the model without layers that launch what others do; None makes the launches of all.
+        """
         if self.graphs is not None:
             self.builder.prepare()
-            self.graphs.prepare()
+            self.graphs.prepare(distinct)
             torch.cuda.empty_cache()  # what launches took, graphs that are still to be captured take again
 
     @torch.inference_mode()

@@ -1,22 +1,22 @@
 """Launches on tensors without memory, of which only what they would compile is noted: what an engine needs, before it is there.
 
-    with rehearse(device_info("h200")) as kernels:
-        worker.prepare()
-    for kernel in kernels:
-        kernel.compile()
+    with rehearse(device_info("h200"), lambda kernel: pool.submit(kernel.compile)):
+        launch_everything(config, source, device)
 
 A compiler needs neither a GPU nor a driver, so all of it can run in another process while this one loads weights. What is written
 goes to Triton's own cache, where the launch that comes later finds it: the public wrappers, the tile policy and Triton's
 specialisation have run as they will then.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from typing import Any
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.backends.nvidia import driver as nvidia
@@ -95,26 +95,28 @@ def stub_driver(device: DeviceInfo, number: int | None = None) -> Iterator[StubD
         drivers._active = active
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Kernel:
-    """One binary that a launch would have needed."""
+    """One binary that a launch would have needed; it can be sent to another process.
 
-    function: Any
+    Attributes:
+        module, name: of the function, at the top of its module.
+        target, signature, constexprs, options, attrs: what Triton compiles it for.
+    """
+
+    module: str
+    name: str
     target: Any
     signature: Any
     constexprs: Any
     options: Any
     attrs: Any
 
-    @property
-    def name(self) -> str:
-        """The kernel's."""
-        return str(self.function.fn.__name__)
-
     def compile(self) -> Any:
         """Compile it, or find it in Triton's cache; returns Triton's compiled kernel, whose ``hash`` is its name there."""
-        source = self.function.ASTSource(self.function, self.signature, self.constexprs, self.attrs)
-        return self.function.compile(source, target=self.target, options=self.options.__dict__)
+        function = getattr(import_module(self.module), self.name)
+        source = triton.compiler.ASTSource(function, self.signature, self.constexprs, self.attrs)
+        return triton.compile(source, target=self.target, options=self.options.__dict__)
 
 
 def build_driver() -> None:
@@ -133,12 +135,11 @@ def build_launcher(compiled: Any) -> None:
 
 
 @contextmanager
-def rehearse(device: DeviceInfo) -> Iterator[list[Kernel]]:
-    """Within it, launches run nothing and return None; what each new one would compile is added to the list, once.
+def rehearse(device: DeviceInfo, needed: Callable[[Kernel], object]) -> Iterator[None]:
+    """Within it, launches run nothing and return None; what each new one would compile is told to ``needed``, once.
 
     Tensors may be of torch's "meta" device. Raises: ConfigError for a device that is no GPU.
     """
-    kernels: list[Kernel] = []
     with stub_driver(device, next(_numbers)) as driver, _shapes_of_scaled_products():
         run, compile_for = JITFunction.run, JITFunction._do_compile
         target, noted = driver.get_current_target(), set()
@@ -148,14 +149,14 @@ def rehearse(device: DeviceInfo) -> Iterator[list[Kernel]]:
         ) -> None:
             if (function, key) not in noted:
                 noted.add((function, key))
-                kernels.append(Kernel(function, target, signature, constexprs, options, attrs))
+                needed(Kernel(function.module, function.fn.__name__, target, signature, constexprs, options, attrs))
 
         def run_nothing(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             return run(function, *args, grid=grid, warmup=True, **kwargs)
 
         JITFunction.run, JITFunction._do_compile = run_nothing, note
         try:
-            yield kernels
+            yield
         finally:
             JITFunction.run, JITFunction._do_compile = run, compile_for
 

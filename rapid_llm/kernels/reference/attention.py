@@ -50,6 +50,49 @@ def flash_decoding(
     return out
 
 
+def flashattention2_nopad_fp8(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """As flashattention2_nopad over the pools' numbers times their head's scale."""
+    pools = _numbers(k_pool, k_scale), _numbers(v_pool, v_scale)
+    sequences = (page_table, table_rows, cu_seqlens_q, seq_lens)
+    return flashattention2_nopad(q, *pools, *sequences, page_size=page_size, sm_scale=sm_scale)
+
+
+def flash_decoding_fp8(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """As flash_decoding over the pools' numbers times their head's scale."""
+    pools = _numbers(k_pool, k_scale), _numbers(v_pool, v_scale)
+    return flash_decoding(q, *pools, page_table, table_rows, seq_lens, page_size=page_size, sm_scale=sm_scale)
+
+
+def _numbers(pool: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """What a pool of e4m3 stands for, in float64."""
+    return pool.float().double() * scale.double()[:, None]
+
+
 def _pool_rows(table_row: torch.Tensor, num_keys: int, page_size: int) -> list[int]:
     """The pool row of every position."""
     pages = table_row.tolist()

@@ -9,7 +9,7 @@ from rapid_llm.errors import KernelInputError
 from rapid_llm.kernels.device import device_info, simulate_launches
 from rapid_llm.kernels.ops.fallback import kvcache as fallback
 from tests import reference
-from tests.kernels.kv_pools import PagedKeys, int32
+from tests.kernels.kv_pools import PAGE_SIZE, PagedKeys, int32, zero_pool
 from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of
 
 E4M3 = torch.float8_e4m3fn
@@ -146,17 +146,41 @@ def test_queries_far_from_one_lose_nothing_on_their_way_to_fp16(flash_decoding_f
 
 @each_row_of("flash_decoding_fp8")
 def test_many_small_weights_add_up_beside_a_large_one(flash_decoding_fp8, device):
-    """4,000 keys of weight 2**-20 each are a 250th of the result, which fp16 alone would round away or double."""
-    keys = PagedNumbers([4001], 1, 64, device)
-    slots = keys.slots_of(int(keys.table_rows[0]), 4001)
+    """99 keys of weight 2**-22.5 each are all of the result, and fp16 alone would make each a tenth larger."""
+    keys = PagedNumbers([100], 1, 64, device)
+    slots = keys.slots_of(int(keys.table_rows[0]), 100)
     keys.scales = [torch.ones(1, device=device), torch.ones(1, device=device)]
-    k, v = torch.zeros(4001, 1, 64, device=device), torch.ones(4001, 1, 64, device=device)
+    k, v = torch.zeros(100, 1, 64, device=device), torch.ones(100, 1, 64, device=device)
     k[0, 0, 0], v[0] = 1.0, 0.0
     keys.k_pool[slots], keys.v_pool[slots] = k.to(E4M3), v.to(E4M3)
     q = torch.zeros(1, 1, 64, device=device).bfloat16()
-    q[0, 0, 0] = 20.3 * math.log(2) * 8  # over the square root of head_dim
+    q[0, 0, 0] = 22.5 * math.log(2) * 8  # over the square root of head_dim
     found = attended(flash_decoding_fp8, keys, q)
     torch.testing.assert_close(found.double(), attended(reference.flash_decoding_fp8, keys, q), rtol=2**-7, atol=0)
+
+
+@pytest.mark.case("A1")
+@each_row_of("update_kv_buffer_fp8")
+@each_row_of("flash_decoding_fp8")
+@each_row_of("flashattention2_nopad_fp8")
+def test_rows_past_two_to_the_31_bytes_are_where_they_are(
+    update_kv_buffer_fp8, flash_decoding_fp8, flashattention2_nopad_fp8, device
+):
+    """2,048 bytes a row: row 1,048,576 starts at byte 2**31. A 32-bit offset reads zeros, or what is before the pool."""
+    bf16 = zero_pool(524_288 + PAGE_SIZE, 8, 128, device)  # of as many bytes as twice the rows take
+    pool = bf16.view(torch.uint8).view(-1, 16, 128).view(E4M3)
+    keys = PagedNumbers([20], 8, 128, device)
+    keys.k_pool, keys.v_pool = pool[:, :8], pool[:, 8:]
+    keys.page_table = int32([[65_537, 3]], device)
+    keys.table_rows = int32([0], device)
+    k, v = torch.randn(2, 20, 8, 128, device=device)
+    pools = {name: keys.arguments()[name] for name in ("k_pool", "v_pool", "k_scale", "v_scale")}
+    update_kv_buffer_fp8(k, v, keys.slots_of(0, 20).int(), **pools)
+    q = torch.randn(1, 8, 128, device=device).bfloat16()
+    expected = attended(reference.flash_decoding_fp8, keys, q)
+    assert expected.abs().max() > 0.1
+    assert_attended(attended(flash_decoding_fp8, keys, q), expected)
+    assert_attended(attended(flashattention2_nopad_fp8, keys, q, [1]), expected)
 
 
 WRONG_SCALES = [

@@ -27,9 +27,9 @@ class KVScales:
     origin: str
 
     def by_layer(self, device: torch.device) -> list[dict[str, torch.Tensor]]:
-        """Of each layer, as kernels take them: on ``device`` for as long as the list lives."""
+        """Of each layer, as kernels take them: on ``device``, each by itself, so that all lie at addresses of one kind."""
         k, v = self.k.to(device), self.v.to(device)
-        return [{"k_scale": k_scale, "v_scale": v_scale} for k_scale, v_scale in zip(k, v, strict=True)]
+        return [{"k_scale": k_scale.clone(), "v_scale": v_scale.clone()} for k_scale, v_scale in zip(k, v, strict=True)]
 
 
 def given_scales(source: CheckpointSource) -> KVScales | None:

@@ -12,6 +12,7 @@ from rapid_llm.checkpoint.gguf import GgufCheckpoint
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.config import PAGE_SIZE, EngineConfig, ResolvedConfig, resolve
 from rapid_llm.engine.engine import Engine
+from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.errors import CheckpointError, ConfigError
 from rapid_llm.kernels.device import DeviceInfo, current_device
 from rapid_llm.kernels.dispatcher.dispatch import choose, fallback_summary, verified_elsewhere_summary
@@ -24,9 +25,13 @@ from rapid_llm.quantization.checkpoint import checkpoint_formats
 from rapid_llm.quantization.formats import Formats
 from rapid_llm.quantization.gguf import GROUP, OPS, GgufFormats
 from rapid_llm.quantization.online import OnlineFormats
+from rapid_llm.runtime.calibration_text import CALIBRATION_TEXT
+from rapid_llm.runtime.kv_calibration import measured_scales
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
+from rapid_llm.runtime.kv_scales import KVScales, given_scales
 from rapid_llm.runtime.memory_budget import MemoryBudget
 from rapid_llm.runtime.quantised_cache import KeptFormats, QuantisedCache, load_quantised
+from rapid_llm.runtime.recorded_steps import Model
 from rapid_llm.runtime.weight_loader import load_weights
 from rapid_llm.runtime.worker import Worker
 from rapid_llm.weights import Layer
@@ -76,10 +81,12 @@ def build_engine(
                 network.head.share(network.embedding)
     if budget is not None:
         budget.note("weights")
+    scales = choose_scales(config, source, network, place, ledger)
     with ledger.phase("KV pool"):
         resolved = resolve_sizes(config, model, place)
-        pool = build_pool(resolved, model, place)
-        ledger.note(f"KV pool of {resolved.max_kv_tokens:,} tokens, {pool.nbytes / 1e6:,.0f} MB when full")
+        pool = build_pool(resolved, model, place, scales)
+        kept = f" of {config.kv_dtype}" if scales is not None else ""
+        ledger.note(f"KV pool of {resolved.max_kv_tokens:,} tokens{kept}, {pool.nbytes / 1e6:,.0f} MB when full")
     if budget is not None:
         budget.note("KV pool")
     with ledger.phase("engine"):
@@ -157,7 +164,8 @@ def choose_placement(config: EngineConfig, source: CheckpointSource, info: Devic
     dtype = config.dtype or ("float32" if info.type == "cpu" else "bfloat16")
     formats = choose_formats(config, source, info, dtype)
     device = torch.device(config.device or info.type)
-    return Placement(info, device, getattr(torch, dtype), formats, deterministic=config.deterministic)
+    kv_dtype = None if config.kv_dtype is None else torch.float8_e4m3fn
+    return Placement(info, device, getattr(torch, dtype), formats, kv_dtype=kv_dtype, deterministic=config.deterministic)
 
 
 def choose_formats(config: EngineConfig, source: CheckpointSource, info: DeviceInfo, dtype: str) -> Formats:
@@ -202,9 +210,32 @@ def is_head_tied(source: CheckpointSource) -> bool:
     return not has_head
 
 
+def choose_scales(
+    config: EngineConfig, source: CheckpointSource, network: Model, place: Placement, ledger: StartupLedger
+) -> KVScales | None:
+    """Scales of a pool of e4m3: the checkpoint's, else measured on a text; None where the pool is kept in the compute dtype.
+
+    Raises: CheckpointError and ConfigError as given_scales and measured_scales do.
+    """
+    if config.kv_dtype is None:
+        if source.kv_scales():
+            logger.warning(f"{source.path} has scales of a KV cache in few bits; only kv_dtype='fp8_e4m3' keeps one")
+        return None
+    with ledger.phase("KV scales"):
+        scales = given_scales(source)
+        if scales is None:
+            longest = config.max_model_len or source.config.context
+            ids = Tokenizer.from_checkpoint(source).encode(CALIBRATION_TEXT)[:longest]
+            scales = measured_scales(network, place, source.config, ids)
+            if place.device.type == "cuda":
+                torch.cuda.empty_cache()  # what the text took is room for the pool
+        ledger.note(f"KV cache in {config.kv_dtype}: {scales.origin}")
+    return scales
+
+
 def resolve_sizes(config: EngineConfig, model: ModelConfig, place: Placement) -> ResolvedConfig:
     """Settle every size, once the weights are in memory."""
-    row_bytes = 2 * model.num_kv_heads * model.head_dim * place.dtype.itemsize
+    row_bytes = 2 * model.num_kv_heads * model.head_dim * (place.kv_dtype or place.dtype).itemsize
     is_cpu = place.device.type == "cpu"
     return resolve(
         config,
@@ -216,15 +247,16 @@ def resolve_sizes(config: EngineConfig, model: ModelConfig, place: Placement) ->
     )
 
 
-def build_pool(resolved: ResolvedConfig, model: ModelConfig, place: Placement) -> KVPool:
-    """Allocate the pool, once its kernels are known to address all of it."""
+def build_pool(resolved: ResolvedConfig, model: ModelConfig, place: Placement, scales: KVScales | None = None) -> KVPool:
+    """Allocate the pool, once its kernels are known to address all of it. ``scales`` are of one in e4m3."""
+    kind = "" if place.kv_dtype is None else "_fp8"
     kv = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
     attention = kv | {"num_heads": model.num_heads, "page_size": PAGE_SIZE}
     addressed_by = (("update_kv_buffer", kv), ("flashattention2_nopad", attention), ("flash_decoding", attention))
-    readers = [choose(op, device=place.info, dtype=place.dtype_name, **sizes) for op, sizes in addressed_by]
+    readers = [choose(op + kind, device=place.info, dtype=place.dtype_name, **sizes) for op, sizes in addressed_by]
     check_bound(resolved.max_kv_tokens, 2 * model.num_kv_heads * model.head_dim, readers)
     shape = (model.num_layers, resolved.num_pages, model.num_kv_heads, model.head_dim)
-    return KVPool(shape, place.dtype, place.device)
+    return KVPool(shape, place.kv_dtype or place.dtype, place.device, scales)
 
 
 def free_host_bytes() -> int:

@@ -23,6 +23,8 @@ PROMPT_LOGIT_ROWS = 128
 """Prompt tokens of one step whose logits are kept for ``prompt_logprobs``: what bounds their memory."""
 QUANTIZE = ("fp8", "int8", "int4", "nvfp4")
 """What ``EngineConfig.quantize`` may name."""
+KV_DTYPES = ("fp8_e4m3",)
+"""What ``EngineConfig.kv_dtype`` may name."""
 GGUF = ("keep", "dequantise")
 """What ``EngineConfig.gguf`` may name."""
 
@@ -46,6 +48,8 @@ class EngineConfig:
             decodes take alone where that is more; prefill chunks are cut to what is expected to fit. None is 15 on a GPU and
             no bound on a CPU, where one token may take longer; math.inf is no bound.
         quantize: keep linear layers as one of QUANTIZE, their weights rounded while they are loaded; None keeps the numbers.
+        kv_dtype: "fp8_e4m3" keeps K and V in a byte an element, with a scale a layer and KV head that the checkpoint gives, or
+            that is measured on a short text at the start (docs/quantization.md); None keeps them in ``dtype``.
         gguf: "keep" holds the linear layers of a GGUF file in the bits they have, where a product reads them (Q4_0, Q4_1, Q8_0,
             Q4_K), "dequantise" makes numbers of them; None keeps them on a GPU whose native kernels read them, and makes numbers
             of them elsewhere, a CPU for one, which multiplies numbers faster.
@@ -70,6 +74,7 @@ class EngineConfig:
     deterministic: bool = False
     max_step_ms: float | None = None
     quantize: str | None = None
+    kv_dtype: str | None = None
     gguf: str | None = None
     revision: str | None = None
     offline: bool = False
@@ -82,6 +87,10 @@ class EngineConfig:
         if self.quantize is not None and self.quantize not in QUANTIZE:
             wanted = " | ".join(QUANTIZE)
             raise ConfigError("quantize is not supported", got=repr(self.quantize), wanted=wanted, change="pass one of those")
+        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
+            wanted = " | ".join(KV_DTYPES)
+            change = "pass one of those, or leave it out for the dtype of activations"
+            raise ConfigError("kv_dtype is not supported", got=repr(self.kv_dtype), wanted=wanted, change=change)
         if self.gguf is not None and self.gguf not in GGUF:
             raise ConfigError("gguf is not supported", got=repr(self.gguf), wanted=" | ".join(GGUF), change="pass one of those")
         if self.gguf == "keep" and self.quantize is not None:

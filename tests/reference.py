@@ -1,11 +1,16 @@
 """The door to the float64 twins of kernels/reference, which owe nothing to the rows under test."""
 
 from rapid_llm.kernels.reference.activation import swiglu
-from rapid_llm.kernels.reference.attention import flash_decoding, flashattention2_nopad
+from rapid_llm.kernels.reference.attention import (
+    flash_decoding,
+    flash_decoding_fp8,
+    flashattention2_nopad,
+    flashattention2_nopad_fp8,
+)
 from rapid_llm.kernels.reference.embeddings import vocab_embedding
 from rapid_llm.kernels.reference.fused import add_rms_norm_fp8, swiglu_fp8
 from rapid_llm.kernels.reference.gemm import dense_gemm
-from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_index
+from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_buffer_fp8, update_kv_index
 from rapid_llm.kernels.reference.moe import (
     fused_moe,
     fused_moe_fp8,
@@ -40,7 +45,9 @@ __all__ = [
     "dequantised",
     "filtered_probabilities",
     "flash_decoding",
+    "flash_decoding_fp8",
     "flashattention2_nopad",
+    "flashattention2_nopad_fp8",
     "fp8_gemm",
     "fused_moe",
     "fused_moe_fp8",
@@ -64,6 +71,7 @@ __all__ = [
     "swiglu_fp8",
     "top_logprobs",
     "update_kv_buffer",
+    "update_kv_buffer_fp8",
     "update_kv_index",
     "vocab_embedding",
     "w4a16_gemm",

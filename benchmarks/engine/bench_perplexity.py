@@ -1,4 +1,4 @@
-"""What does each way of keeping weights cost the embedded model, in perplexity?  python -m benchmarks.engine.bench_perplexity
+"""What does each way of keeping weights, or K and V, cost the embedded model?  python -m benchmarks.engine.bench_perplexity
 
 Every token of perplexity.txt is predicted from those before it in a window of 512, through the engine's own forward pass. Beside
 perplexity, the mean Kullback-Leibler divergence of next-token distributions from those of float32 (in nats): two models may be
@@ -32,6 +32,7 @@ WAYS: dict[str, dict[str, str]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "gguf kept": {"gguf": "keep"},
     **{kind: {"quantize": kind} for kind in ("fp8", "int8", "nvfp4", "int4")},
+    "fp8 KV cache": {"kv_dtype": "fp8_e4m3"},
 }
 """Names of the ways, and the settings that ask for them; float32 comes first, since the others are held to it."""
 
@@ -88,11 +89,11 @@ def main() -> None:
     os.environ.setdefault("RAPID_QUANTIZE_CACHE", "off")
     texts, digest = windows(options.tokens)
     found: dict[str, dict[str, float]] = {}
-    print(f"{'weights':<10} perplexity    ratio        KL")
+    print(f"{'way':<12} perplexity    ratio        KL")
     for way, each in measure(texts, list(WAYS)):
         found[way] = each
         ratio = each["perplexity"] / found["float32"]["perplexity"]
-        print(f"{way:<10} {each['perplexity']:10.4f} {ratio:8.4f} {each['kl']:9.6f}", flush=True)
+        print(f"{way:<12} {each['perplexity']:10.4f} {ratio:8.4f} {each['kl']:9.6f}", flush=True)
     results = {"text": TEXT.name, "sha256": digest, "window": WINDOW, "model": find_embedded_model().name, "ways": found}
     print(f"written to {write('perplexity_cpu', results)}")
 

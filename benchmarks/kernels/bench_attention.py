@@ -3,7 +3,8 @@
     python -m benchmarks.kernels.bench_attention [--quick] [--op OP] [--peers FOLDER] [--compile]
 
 Decode sweeps batch and context at several head counts, pages of 16 and of 1, and a fragmented pool; prefill sweeps prompts alone,
-packed, and chunks behind a cached prefix. torch's own kernels get K and V packed in advance, which spares them the page table.
+packed, and chunks behind a cached prefix; some of each over pools of e4m3. torch's own kernels get K and V packed in advance,
+which spares them the page table.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from benchmarks.kernels.peers import Peer, attention_sizes, packed_keys
 from rapid_llm.kernels.measure.workloads import Workload
 
 DECODE, PREFILL = "flash_decoding", "flashattention2_nopad"
+DECODE_FP8, PREFILL_FP8 = f"{DECODE}_fp8", f"{PREFILL}_fp8"
 FRAGMENTED = "fragmented"
 _MOST_DENSE_KEYS = 1 << 20  # of all sequences: a second copy of more would not fit beside the pool
 _LONGEST_MASK = 8192  # of flex_attention: building a longer mask takes longer than the bench
@@ -43,6 +45,11 @@ def _cells() -> list[Cell]:
     cached = [(1, 512, 8192), (8, 256, 4096), (1, 2048, 32_768), (1, 32, 1024)]  # sequences, new tokens, prefix
     cells += [Cell(PREFILL, attention_sizes(32, 8, 128, n, new, new + prefix)) for n, new, prefix in cached]
     cells.append(Cell(PREFILL, attention_sizes(32, 8, 128, 1, 2048, 2048), variant=FRAGMENTED))
+    lengths = [(batch, keys) for batch in (1, 8, 64, 256) for keys in (1024, 8192, 32_768)]
+    cells += [Cell(DECODE_FP8, attention_sizes(32, 8, 128, batch, 1, keys)) for batch, keys in lengths]
+    cells += [Cell(DECODE_FP8, attention_sizes(16, 8, 128, batch, 1, 8192)) for batch in (1, 64)]
+    cells += [Cell(PREFILL_FP8, attention_sizes(32, 8, 128, 1, length, length)) for length in (512, 2048, 8192)]
+    cells.append(Cell(PREFILL_FP8, attention_sizes(32, 8, 128, 1, 512, 8704)))
     return cells
 
 

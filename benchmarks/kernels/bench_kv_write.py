@@ -4,7 +4,7 @@
 
 Slots are scattered (decode: a row of its own for each token), in shuffled pages of 16 (prefill), and past 2^31 elements of the
 pool, where a 32-bit offset would wrap. Every arm's rows are read back, and all others must be untouched (``kv_pool``).
-update_kv_index, the few page ids of a step, stands beside it.
+update_kv_index, the few page ids of a step, stands beside it, and so does the write to a pool of e4m3, checked by plain torch's.
 """
 
 from collections.abc import Callable
@@ -35,6 +35,8 @@ def _cells() -> list[Cell]:
         cells.append(
             Cell("update_kv_buffer", {"num_tokens": tokens, **shape, "num_rows": LARGE_ROWS}, variant=kv_pool.PAST_INT32)
         )
+    shape = {"num_kv_heads": 8, "head_dim": 128, "num_rows": SERVED_ROWS}
+    cells += [Cell("update_kv_buffer_fp8", {"num_tokens": n, **shape}) for n in TOKENS]
     table = {"num_table_rows": 256, "num_columns": 8192}
     cells += [Cell("update_kv_index", {"num_updates": updates, **table}) for updates in (1, 8, 64, 256)]
     return cells

@@ -59,6 +59,10 @@ class GgufCheckpoint:
         info = self.tensors[name]
         return self.decode(name, self._files.raw(info), info.shape)
 
+    def kv_scales(self) -> dict[str, NDArray[Any]]:
+        """None: no such file has any. See CheckpointSource."""
+        return {}
+
     def fill(self, file: Path, offset: int, buffer: NDArray[np.uint8]) -> None:
         """Bytes of the file. See CheckpointSource."""
         self._files.fill(file, offset, buffer)

@@ -53,6 +53,11 @@ def from_gguf(name: str, file: Path) -> str:
 
 
 def is_unneeded(name: str) -> bool:
-    """Whether a tensor of a folder is not read: rotary frequencies, which every loader computes by itself (old exports hold
-    them), and scales of a KV cache in few bits, which is kept in the compute dtype here."""
+    """Whether a tensor of a folder is no weight: rotary frequencies, which every loader computes by itself (old exports hold
+    them), and scales of a KV cache in few bits, which are read only where the cache is kept so."""
     return name.endswith(".rotary_emb.inv_freq") or _KV_SCALE.search(name) is not None
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor of a folder is a scale, or the like, of a KV cache in few bits."""
+    return _KV_SCALE.search(name) is not None

@@ -15,7 +15,7 @@ from rapid_llm.checkpoint.expert_stacks import as_single_experts
 from rapid_llm.checkpoint.file_reader import FileReader, TensorFiles
 from rapid_llm.checkpoint.generation import GenerationDefaults
 from rapid_llm.checkpoint.json_file import MAX_JSON_BYTES, parse_json_object, read_json_object
-from rapid_llm.checkpoint.name_map import is_unneeded
+from rapid_llm.checkpoint.name_map import is_kv_scale, is_unneeded
 from rapid_llm.checkpoint.source import TensorInfo, TokenizerFolder, TokenizerSource
 from rapid_llm.errors import CheckpointError
 from rapid_llm.models.config import ModelConfig
@@ -64,12 +64,30 @@ class SafetensorsCheckpoint:
         self.generation = _generation_defaults(folder)
         self.tokenizer_source: TokenizerSource = TokenizerFolder(folder, self.config.bos_token_id)
         self._files = TensorFiles()
-        self.tensors = as_single_experts(_tensor_table(folder, self._files), self.config.experts)
+        held = _tensor_table(folder, self._files)
+        self._kv_scales = [info for name, info in held.items() if is_kv_scale(name)]
+        weights = {name: info for name, info in held.items() if not is_unneeded(name)}
+        self.tensors = as_single_experts(weights, self.config.experts)
 
     def read(self, name: str) -> NDArray[Any]:
         """Values of a tensor; bfloat16 as the raw bits in uint16. See CheckpointSource."""
         info = self.tensors[name]
         return self.decode(name, self._files.raw(info), info.shape)
+
+    def kv_scales(self) -> dict[str, NDArray[Any]]:
+        """Scales of a KV cache. See CheckpointSource."""
+        return {info.name: self._floats(info) for info in self._kv_scales}
+
+    def _floats(self, info: TensorInfo) -> NDArray[Any]:
+        raw = self._files.raw(info)
+        if info.dtype == "bfloat16":
+            values = (raw.view("<u2").astype("<u4") << 16).view("<f4")
+        elif info.dtype in ("float32", "float16"):
+            values = raw.view(_NUMPY_DTYPES[info.dtype]).astype("<f4")
+        else:
+            wanted, change = "a float", "fetch the checkpoint again"
+            raise CheckpointError(f"{self.path}: {info.name} is no scale", got=info.dtype, wanted=wanted, change=change)
+        return values.reshape(info.shape)
 
     def fill(self, file: Path, offset: int, buffer: NDArray[np.uint8]) -> None:
         """Bytes of a shard. See CheckpointSource."""
@@ -133,7 +151,7 @@ def _tensor_table(folder: Path, files: TensorFiles) -> dict[str, TensorInfo]:
                 raise CheckpointError(f"{folder}: tensor {info.name!r} stands twice", got=got, change="remove one of the files")
             tensors[info.name] = info
     _check_weight_map(weight_map, tensors, folder / INDEX_FILE)
-    return {name: info for name, info in tensors.items() if not is_unneeded(name)}
+    return tensors
 
 
 def _single_file(folder: Path) -> str:

@@ -96,6 +96,13 @@ class CheckpointSource(Protocol):
             CheckpointError: the file was cut or replaced since it was opened.
         """
 
+    def kv_scales(self) -> "dict[str, NDArray[Any]]":
+        """Scales of a KV cache in few bits by the names that the file gives them, as float32; none of them is in ``tensors``.
+
+        Raises:
+            CheckpointError: one that is no float; as ``read``.
+        """
+
     def fill(self, file: Path, offset: int, buffer: "NDArray[np.uint8]") -> None:
         """Fill ``buffer`` with the bytes of one of the checkpoint's files from ``offset`` on. Safe to call from several threads.
 

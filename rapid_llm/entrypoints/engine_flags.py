@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from rapid_llm.config import DTYPES, GGUF, QUANTIZE, EngineConfig
+from rapid_llm.config import DTYPES, GGUF, KV_DTYPES, QUANTIZE, EngineConfig
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add_weight_flags(engine)
     engine.add_argument("--max-model-len", type=int, help="longest prompt plus answer, in tokens (default: the model's context)")
     engine.add_argument("--max-kv-tokens", type=int, help="rows of the KV pool (default: from the free memory)")
+    engine.add_argument(
+        "--kv-dtype", choices=KV_DTYPES, help="keep K and V in a byte an element (default: in the dtype of activations)"
+    )
     engine.add_argument(
         "--memory-fraction", type=float, help="share of the free memory that the pool may take (default: 0.9, on a CPU 0.25)"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -9,10 +10,12 @@ from rapid_llm.config import PAGE_SIZE
 from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.linear import Linear
 from rapid_llm.modules.norm import RMSNorm
-from rapid_llm.modules.placement import Placement
+from rapid_llm.modules.placement import BoundBySize, BoundKernel, Placement
 from rapid_llm.modules.rotary import Rotary
 from rapid_llm.quantization.w8a8 import Activations
 from rapid_llm.weights import WeightSlot
+
+Kernel = BoundKernel | BoundBySize
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,28 @@ class AttentionSizes:
     qk_norm_eps: float | None = None
 
 
+class _PoolKernels(NamedTuple):
+    """What reads and writes one kind of pool."""
+
+    write: Kernel
+    decode: Kernel | None
+    prefill: Kernel
+
+    @classmethod
+    def bind(cls, place: Placement, kind: str, heads: dict[str, int]) -> "_PoolKernels":
+        """Those of ops whose names end in ``kind``."""
+        kv = {name: heads[name] for name in ("num_kv_heads", "head_dim")}
+        # One kernel for all rows where bits must not hang on which of the two a token comes to: such batches have no decodes.
+        decode = None if place.deterministic else place.kernel(f"flash_decoding{kind}", **heads, page_size=PAGE_SIZE)
+        prefill = place.kernel(f"flashattention2_nopad{kind}", **heads, page_size=PAGE_SIZE)
+        return cls(place.kernel(f"update_kv_buffer{kind}", **kv), decode, prefill)
+
+
 class Attention:
     """Grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
 
-    Q, K and V come from one product and stay views of it; every kernel takes them by strides.
+    Q, K and V come from one product and stay views of it; every kernel takes them by strides. Where the pool is e4m3, a pool
+    without scales is still served, which is what these are measured on.
     """
 
     def __init__(self, place: Placement, name: str, rotary: Rotary, sizes: AttentionSizes) -> None:
@@ -56,10 +77,8 @@ class Attention:
             self.k_norm = RMSNorm(place, f"{name}.k_norm", head_dim, sizes.qk_norm_eps)
         heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         self._rope = place.kernel("rope", **heads, rotary_dim=rotary.rotary_dim)
-        self._write_kv = place.kernel("update_kv_buffer", num_kv_heads=num_kv_heads, head_dim=head_dim)
-        # One kernel for all rows where bits must not hang on which of the two a token comes to: such batches have no decodes.
-        self._decode = None if place.deterministic else place.kernel("flash_decoding", **heads, page_size=PAGE_SIZE)
-        self._prefill = place.kernel("flashattention2_nopad", **heads, page_size=PAGE_SIZE)
+        self._plain = _PoolKernels.bind(place, "", heads)
+        self._fp8 = None if place.kv_dtype is None else _PoolKernels.bind(place, "_fp8", heads)
 
     def __call__(self, x: Activations, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]; writes the step's rows of ``pool``."""
@@ -71,20 +90,21 @@ class Attention:
             self.q_norm.over(q)
             self.k_norm.over(k)
         self._rope(q, k, batch.positions, self.cos_sin)
-        self._write_kv(k, v, batch.slot_mapping, k_pool=pool.k, v_pool=pool.v)
+        kernels = self._fp8 if self._fp8 is not None and pool.scales else self._plain
+        kernels.write(k, v, batch.slot_mapping, k_pool=pool.k, v_pool=pool.v, **pool.scales)
         attended = projected.new_empty(len(projected), self.num_heads * self.head_dim)
-        self._attend(q, pool, batch, attended.view(q.shape))
+        self._attend(kernels, q, pool, batch, attended.view(q.shape))
         return self.out(attended)
 
-    def _attend(self, q: torch.Tensor, pool: LayerPool, batch: ForwardBatch, out: torch.Tensor) -> None:
+    def _attend(self, kernels: "_PoolKernels", q: torch.Tensor, pool: LayerPool, batch: ForwardBatch, out: torch.Tensor) -> None:
         """q, out: [T, num_heads, head_dim]. Decodes first: they write zeros where there is none, which a chunk may write over."""
         decodes, pools, table = batch.num_decodes, (pool.k, pool.v), batch.page_table
-        scale = {"page_size": PAGE_SIZE, "sm_scale": self.sm_scale}
-        if decodes and self._decode is not None:
-            self._decode(q[:decodes], *pools, table, batch.decode_rows, batch.decode_lens, out=out[:decodes], **scale)
+        scale = {"page_size": PAGE_SIZE, "sm_scale": self.sm_scale, **pool.scales}
+        if decodes and kernels.decode is not None:
+            kernels.decode(q[:decodes], *pools, table, batch.decode_rows, batch.decode_lens, out=out[:decodes], **scale)
         if batch.longest_chunk:
             chunks = (batch.chunk_rows, batch.chunk_bounds, batch.chunk_lens)
-            self._prefill(q, *pools, table, *chunks, out=out, max_seqlen_q=batch.longest_chunk, **scale)
+            kernels.prefill(q, *pools, table, *chunks, out=out, max_seqlen_q=batch.longest_chunk, **scale)
 
     def weights(self) -> Iterator[WeightSlot]:
         """Both projections', and those of the norms of q and k where there are any."""

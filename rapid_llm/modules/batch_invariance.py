@@ -21,12 +21,13 @@ from rapid_llm.kernels.ops.tile_policy import tiles_of_one_batch
 
 Function = Callable[..., Any]
 
+_ATTENTION = ("flashattention2_nopad", "flashattention2_nopad_fp8")
 # They move numbers, or make each of its own by operations that are rounded exactly: nothing is summed.
-_EXACT = frozenset(("vocab_embedding", "update_kv_buffer", "update_kv_index", "gather_columns", "adjust_logits"))
-# Ops whose native rows sum in the order of their tile alone. Those of quantised weights and of experts are not looked into yet.
-_ORDERED_BY_TILE = frozenset(
-    ("dense_gemm", "flashattention2_nopad", "rms_norm", "add_rms_norm", "swiglu", "rope", "sample", "top_logprobs")
+_EXACT = frozenset(
+    ("vocab_embedding", "update_kv_buffer", "update_kv_buffer_fp8", "update_kv_index", "gather_columns", "adjust_logits")
 )
+# Ops whose native rows sum in the order of their tile alone. Those of quantised weights and of experts are not looked into yet.
+_ORDERED_BY_TILE = frozenset(("dense_gemm", *_ATTENTION, "rms_norm", "add_rms_norm", "swiglu", "rope", "sample", "top_logprobs"))
 
 
 def batch_invariant(row: KernelSpec, function: Function, *, on_cpu: bool) -> Function:
@@ -37,7 +38,7 @@ def batch_invariant(row: KernelSpec, function: Function, *, on_cpu: bool) -> Fun
     if row.op in _EXACT:
         return function
     if on_cpu:
-        return _query_by_query(function) if row.op == "flashattention2_nopad" else _RowByRow(catalog().contract(row.op), function)
+        return _query_by_query(function) if row.op in _ATTENTION else _RowByRow(catalog().contract(row.op), function)
     if row.op not in _ORDERED_BY_TILE or row.fallback:
         raise ConfigError(
             f"deterministic cannot be kept by {row.op} on a GPU",
@@ -82,7 +83,7 @@ def _copy_of(tensor: torch.Tensor, row: int) -> torch.Tensor:
 
 
 def _query_by_query(function: Function) -> Function:
-    """flashattention2_nopad of one query at a time over a copy of its keys in order, wherever their pages lie."""
+    """Attention of one query at a time over a copy of its keys in order, wherever their pages lie."""
 
     def attend(
         q: torch.Tensor,

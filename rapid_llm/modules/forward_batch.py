@@ -1,16 +1,22 @@
 """The tensors of one packed step. Lives where it is read; passed as an argument from worker to kernel."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 
 class LayerPool(NamedTuple):
-    """K and V rows of one layer, [rows, num_kv_heads, head_dim] each: the two halves of one buffer."""
+    """K and V rows of one layer, [rows, num_kv_heads, head_dim] each: the two halves of one buffer.
+
+    ``scales`` are of a pool of e4m3: what its numbers are multiplied by, "k_scale" and "v_scale", fp32 [num_kv_heads].
+    """
 
     k: torch.Tensor
     v: torch.Tensor
+    scales: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

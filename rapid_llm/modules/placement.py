@@ -82,6 +82,7 @@ class Placement:
         formats: how each linear layer keeps its weight.
         recorder: sees every kernel call of the layers built with this placement.
         questions: what those layers asked of dispatch, each once.
+        kv_dtype: of the KV pool; None is that of activations.
         deterministic: give a token the same bits whatever it is computed beside; see batch_invariance.py.
     """
 
@@ -91,6 +92,7 @@ class Placement:
     formats: Formats = field(default_factory=Plain)
     recorder: Recorder = field(default_factory=Recorder, compare=False)
     questions: list[Question] = field(default_factory=list, compare=False)
+    kv_dtype: torch.dtype | None = None
     deterministic: bool = False
 
     @property

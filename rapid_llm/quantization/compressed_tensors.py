@@ -4,7 +4,6 @@ Formats: pack-quantized (int4 and int8 codes in 32-bit words, alone), int-quanti
 float-quantized (e4m3), nvfp4-pack-quantized and mxfp4-pack-quantized (weights alone), naive-quantized (int8 or e4m3 by its type).
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,8 +31,6 @@ from rapid_llm.quantization.packed import Int8Weight, Packed, Place
 from rapid_llm.quantization.settings import Settings
 from rapid_llm.quantization.w8a8 import BLOCK, Int8Activations
 from rapid_llm.weights import WeightSlot
-
-logger = logging.getLogger(__name__)
 
 _NEUTRAL_PARTS = ("sparsity_config", "transform_config")  # empty, or absent
 _SYMMETRIC = "0, as the config says symmetric"
@@ -194,8 +191,6 @@ def compressed_tensors_rule(settings: Settings, held: Held) -> Callable[[str], C
         part = settings.part(key)
         if part is not None and (part.raw.get("format", "dense") != "dense" or part.raw.get("config_groups")):
             raise settings.refused(key, "no such key, or an empty one")
-    if settings.get("kv_cache_scheme") is not None:
-        logger.warning("%s: scales of a KV cache in few bits are not used; it is kept in the compute dtype", settings.file)
     usual = settings.get("format")
     groups = settings.part("config_groups")
     if groups is None or not groups.raw:
@@ -207,7 +202,7 @@ def compressed_tensors_rule(settings: Settings, held: Held) -> Callable[[str], C
         patterns = NamePatterns(targets, f"{settings.file}: config_groups.{key}.targets")
         found.append((patterns, "Linear" in targets, _form(group, usual, held)))
     ignored = NamePatterns(settings.names("ignore"), f"{settings.file}: ignore")
-    settings.log_unknown(("version", "global_compression_ratio"))
+    settings.log_unknown(("version", "global_compression_ratio", "kv_cache_scheme"))
 
     def rule(name: str) -> CheckpointFormat | None:
         if ignored.match(name):

@@ -6,7 +6,6 @@ has the codes as ``weight_packed`` and, in ``weight_global_scale``, what the pro
 so that the scales which both formats hold for them are not needed.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +21,6 @@ from rapid_llm.quantization.nvfp4 import GROUP, Nvfp4Weight
 from rapid_llm.quantization.packed import Packed, Place
 from rapid_llm.quantization.settings import Settings
 from rapid_llm.weights import WeightSlot
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,12 +95,11 @@ def modelopt_rule(settings: Settings, held: Held) -> Callable[[str], CheckpointF
     else:
         found.one_of("group_size", (GROUP,), GROUP)
         form = Nvfp4(False, held, settings.file)
-    if found.get("kv_cache_quant_algo") is not None or found.get("kv_cache_scheme") is not None:
-        logger.warning("%s: scales of a KV cache in few bits are not used; it is kept in the compute dtype", settings.file)
     for key in ("quantized_layers", "awq_block_size", "has_zero_point", "pre_quant_scale"):
         found.one_of(key, (None, False))
     ignored = NamePatterns(found.names("exclude_modules", "ignore"), f"{settings.file}: modules that are left out")
-    settings.log_unknown(("producer", "config_groups", "ignore"))
+    of_the_cache = ("kv_cache_quant_algo", "kv_cache_scheme")  # read where the cache is made
+    settings.log_unknown(("producer", "config_groups", "ignore", *of_the_cache))
     if nested is not None:
-        nested.log_unknown(("ignore",))
+        nested.log_unknown(("ignore", *of_the_cache))
     return lambda name: None if ignored.match(name) else form

@@ -8,6 +8,7 @@ from rapid_llm.config import PAGE_SIZE
 from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.ops.interfaces import KernelSpec
 from rapid_llm.modules.forward_batch import LayerPool
+from rapid_llm.runtime.kv_scales import KVScales
 
 MAX_ROWS = 2**31
 """Row ids are int32."""
@@ -19,12 +20,22 @@ class KVPool:
     Memory is touched when a row is first written, so a large pool costs a host nothing until it is used.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-        """``shape``: layers, pages, KV heads, head dimension."""
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: KVScales | None = None,
+    ) -> None:
+        """``shape``: layers, pages, KV heads, head dimension. ``scales``: of a pool of e4m3."""
         num_layers, num_pages, num_kv_heads, head_dim = shape
         layer = (num_pages * PAGE_SIZE, 2 * num_kv_heads, head_dim)
         self.buffers = [torch.empty(layer, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.layers = [LayerPool(buffer[:, :num_kv_heads], buffer[:, num_kv_heads:]) for buffer in self.buffers]
+        by_layer = [{}] * num_layers if scales is None else scales.by_layer(device)
+        self.layers = [
+            LayerPool(buffer[:, :num_kv_heads], buffer[:, num_kv_heads:], each)
+            for buffer, each in zip(self.buffers, by_layer, strict=True)
+        ]
 
     @property
     def nbytes(self) -> int:

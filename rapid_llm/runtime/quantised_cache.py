@@ -260,6 +260,9 @@ class _WithEntry:
     def read(self, name: str) -> NDArray[Any]:
         return self._files.raw(self._mine[name]) if name in self._mine else self._source.read(name)
 
+    def kv_scales(self) -> dict[str, NDArray[Any]]:
+        return self._source.kv_scales()
+
     def fill(self, file: Path, offset: int, buffer: NDArray[np.uint8]) -> None:
         (self._files if file in self._paths else self._source).fill(file, offset, buffer)
 

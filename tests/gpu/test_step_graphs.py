@@ -24,20 +24,25 @@ def answers(llm, **values):
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
 
+each_pool = pytest.mark.parametrize("kv_dtype", [None, "fp8_e4m3"])
+
+
 def start(folder, **options):
     return LLM(str(folder), device="cuda", max_kv_tokens=4096, max_batched_tokens=96, max_num_seqs=6, **options)
 
 
-def test_captured_steps_choose_the_ids_of_launched_ones(folder):
-    captured = start(folder)
+@each_pool
+def test_captured_steps_choose_the_ids_of_launched_ones(folder, kv_dtype):
+    captured = start(folder, kv_dtype=kv_dtype)
     first = answers(captured)
     assert not captured._engine.worker.graphs.pending
-    assert answers(captured) == first == answers(start(folder, cuda_graphs=False))
+    assert answers(captured) == first == answers(start(folder, kv_dtype=kv_dtype, cuda_graphs=False))
 
 
 @pytest.mark.case("C2")
-def test_nothing_is_compiled_or_loaded_after_ready(folder, monkeypatch):
-    llm = start(folder)
+@each_pool
+def test_nothing_is_compiled_or_loaded_after_ready(folder, kv_dtype, monkeypatch):
+    llm = start(folder, kv_dtype=kv_dtype)
     seen = []
 
     def loaded(module, function, name, *_):

@@ -48,6 +48,8 @@ SIZES = {
     **{op: {**MOE, "group": 128} for op in ("fused_moe_fp8", "fused_moe_w8a16", "fused_moe_w4a16")},
     "flashattention2_nopad": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "q_len": 512},
     "flash_decoding": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16},
+    "flashattention2_nopad_fp8": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "q_len": 512},
+    "flash_decoding_fp8": {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16},
 }
 
 
@@ -130,6 +132,21 @@ def test_every_attention_tile_fits_its_device(name, dtype, op):
             used = (tile.BLOCK_M + 2 * tile.BLOCK_N * tile.num_stages) * row_bytes
             assert used <= (device.smem or 65_536)
             assert min(tile.BLOCK_M, tile.BLOCK_N) >= 16
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("op", ["flashattention2_nopad_fp8", "flash_decoding_fp8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", known_devices())
+def test_every_tile_over_e4m3_fits_its_device_with_its_keys_as_numbers(name, dtype, op):
+    device = device_info(name)
+    itemsize = 4 if dtype == "float32" else 2
+    for head_dim, (num_heads, num_kv_heads) in itertools.product((64, 128, 256), ((8, 8), (32, 8), (64, 1))):
+        for length in (1, 64, 8192):
+            sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "page_size": 16}
+            tile = resolve_tiles(op, device=device, dtype=dtype, q_len=length, **sizes)
+            used = tile.BLOCK_M * itemsize + 2 * tile.BLOCK_N * (tile.num_stages + itemsize)
+            assert used * head_dim <= (device.smem or 65_536)
 
 
 def test_one_token_is_multiplied_without_matrix_instructions_unless_its_weights_are_grouped():

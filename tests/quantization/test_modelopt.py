@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from rapid_llm import LLM, CheckpointError
+from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.quantization.checkpoint import checkpoint_formats
+from rapid_llm.runtime.kv_scales import given_scales
 from tests.quantization import writers
 from tests.quantization.layers import FILE, load_layer
 from tests.quantization.tiny_run import DENSE, FAMILIES, check_family, check_logits
@@ -58,7 +60,7 @@ def test_two_configs_that_differ_are_refused(tmp_path):
         LLM(str(tmp_path))
 
 
-def test_scales_of_a_kv_cache_are_left_aside_with_a_word(tmp_path, caplog):
+def test_scales_of_a_kv_cache_are_no_weights(tmp_path, caplog):
     def writer(name, weight):
         tensors, values = writers.floats(weight, "tensor", input_scale=0.1)
         kind = {"k_proj": "k_scale", "v_proj": "v_scale"}.get(name.rpartition(".")[2])
@@ -67,7 +69,8 @@ def test_scales_of_a_kv_cache_are_left_aside_with_a_word(tmp_path, caplog):
     config = {"quant_method": "modelopt", "quantization": NESTED | {"kv_cache_quant_algo": "FP8"}}
     with caplog.at_level(logging.WARNING):
         check_family(tmp_path, "llama", config, writer)
-    assert "scales of a KV cache in few bits are not used" in caplog.text
+    assert ["kv_dtype='fp8_e4m3'" in record.message for record in caplog.records] == [True]  # and the key is known
+    assert given_scales(open_checkpoint(tmp_path)).k.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
 def test_nvfp4_values_and_zero_scales_of_small_groups_are_exact():

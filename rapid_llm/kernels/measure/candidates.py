@@ -217,6 +217,8 @@ _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "top_logprobs": _splits,
     "flash_decoding": _decode,
     "flashattention2_nopad": _prefill,
+    "flash_decoding_fp8": _decode,
+    "flashattention2_nopad_fp8": _prefill,
     "dense_gemm": _gemm,
     "w8a16_gemm": _weight_only,
     "w4a16_gemm": _weight_only,

@@ -35,7 +35,7 @@ def tuning_sizes(op: str) -> list[Sizes]:
     sizes = serving_sizes(op)
     if op.startswith("fused_moe"):
         return [each for each in sizes if catalog().contract(op).cost(each, 2).flops <= _MOST_SEARCHED]
-    if op != "flash_decoding":
+    if op not in ("flash_decoding", "flash_decoding_fp8"):
         return sizes
     return [each for each in sizes if each["num_seqs"] in (1, 64) and each["kv_len"] in (1024, 8192)]
 
@@ -202,9 +202,12 @@ _SIZES = {
     "quantize_nvfp4": lambda: _of_rows("k", HIDDEN),
     "gather_columns": lambda: _of_rows("k", HIDDEN),
     "update_kv_buffer": _kv_write,
+    "update_kv_buffer_fp8": _kv_write,
     "update_kv_index": _kv_index,
     "flash_decoding": _decode,
     "flashattention2_nopad": _prefill,
+    "flash_decoding_fp8": _decode,
+    "flashattention2_nopad_fp8": _prefill,
     "sample": _logits,
     "top_logprobs": _logits,
     "adjust_logits": _adjusted,

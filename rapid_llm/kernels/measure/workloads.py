@@ -425,6 +425,18 @@ def _update_kv_buffer(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     return sets
 
 
+def _update_kv_buffer_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    sets = _update_kv_buffer(make, s)
+    pool = make.empty(s["num_rows"], 2 * s["num_kv_heads"], s["head_dim"], dtype=torch.uint8).zero_().view(torch.float8_e4m3fn)
+    pools = {"k_pool": pool[:, : s["num_kv_heads"]], "v_pool": pool[:, s["num_kv_heads"] :]}
+    return [entry | pools | _pool_scales(make, s) for entry in sets]
+
+
+def _pool_scales(make: _Maker, s: dict[str, int]) -> Arguments:
+    """Of numbers of size 1, which end where e4m3 does a hundred times as far out."""
+    return {name: make.scales(s["num_kv_heads"]).float() for name in ("k_scale", "v_scale")}
+
+
 def _update_kv_index(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     rows, columns, updates = s["num_table_rows"], s["num_columns"], s["num_updates"]
     table = make.empty(rows, columns, dtype=torch.int32).zero_()
@@ -473,6 +485,28 @@ def _flashattention2_nopad(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     ends = torch.arange(s["num_seqs"] + 1, dtype=torch.int32, device=make.device) * s["q_len"]
     others = {"cu_seqlens_q": ends, "max_seqlen_q": s["q_len"]}
     return [entry | others | {"q": make.normal(*shape), "out": make.empty(*shape)} for entry in _pool(make, s)]
+
+
+def _fp8_pools(make: _Maker, s: dict[str, int], sets: list[Arguments]) -> list[Arguments]:
+    """The same calls with their pools in e4m3."""
+    scales = _pool_scales(make, s)
+
+    def rounded(pool: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (pool / scale[:, None]).clamp_(-448, 448).to(torch.float8_e4m3fn)
+
+    for entry in sets:  # one by one: all of them at once, twice, may not fit
+        both = torch.cat([rounded(entry.pop(f"{name}_pool"), scales[f"{name}_scale"]) for name in ("k", "v")], 1)
+        heads = s["num_kv_heads"]
+        entry.update(scales | {"k_pool": both[:, :heads], "v_pool": both[:, heads:]})
+    return sets
+
+
+def _flash_decoding_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    return _fp8_pools(make, s, _flash_decoding(make, s))
+
+
+def _flashattention2_nopad_fp8(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    return _fp8_pools(make, s, _flashattention2_nopad(make, s))
 
 
 _SAMPLED = {
@@ -561,9 +595,12 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "quantize_nvfp4": _quantize_nvfp4,
     "gather_columns": _gather_columns,
     "update_kv_buffer": _update_kv_buffer,
+    "update_kv_buffer_fp8": _update_kv_buffer_fp8,
     "update_kv_index": _update_kv_index,
     "flash_decoding": _flash_decoding,
+    "flash_decoding_fp8": _flash_decoding_fp8,
     "flashattention2_nopad": _flashattention2_nopad,
+    "flashattention2_nopad_fp8": _flashattention2_nopad_fp8,
     "sample": _sample,
     "top_logprobs": _top_logprobs,
     "adjust_logits": _adjust_logits,

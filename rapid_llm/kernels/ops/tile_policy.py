@@ -294,6 +294,9 @@ def smem_bytes(op: str, tile: Tile, dtype: str, sizes: Sizes) -> int:
     if op in ("flash_decoding", "flashattention2_nopad"):
         dim = max(_ceil_power(sizes["head_dim"]), _SMALLEST_BLOCK)
         return (block_m + 2 * tile.num_stages * block_n) * dim * itemsize
+    if op in ("flash_decoding_fp8", "flashattention2_nopad_fp8"):  # and one tile of K and of V as numbers
+        dim = max(_ceil_power(sizes["head_dim"]), _SMALLEST_BLOCK)
+        return (block_m * itemsize + 2 * block_n * (tile.num_stages + itemsize)) * dim
     return 0
 
 
@@ -425,6 +428,29 @@ def _flash_decoding(room: _Room, sizes: Sizes) -> Tile:
     key_room = min(64 * 1024, room.smem - block_m * row_bytes // 2)
     stages = min(max(key_room // (block_n * row_bytes), 1), 3)
     return Tile(block_m, block_n, num_warps=4, num_stages=stages)
+
+
+def _flashattention2_nopad_fp8(room: _Room, sizes: Sizes) -> Tile:
+    """As over plain pools."""
+    return _over_e4m3(room, _flashattention2_nopad(room, sizes), sizes, 3 if room.tier is TileTier.HOPPER_UP else 2)
+
+
+def _flash_decoding_fp8(room: _Room, sizes: Sizes) -> Tile:
+    """As over plain pools, with more stages of as many keys."""
+    return _over_e4m3(room, _flash_decoding(room, sizes), sizes, 4)
+
+
+def _over_e4m3(room: _Room, tile: Tile, sizes: Sizes, most: int) -> Tile:
+    """A tile over plain pools with stages of bytes, beside the queries and one tile of K and of V as numbers.
+
+    fp32 numbers of wide heads take the registers of more warps.
+    """
+    dim, block_m, block_n = max(sizes["head_dim"], _SMALLEST_BLOCK), tile.BLOCK_M or 1, tile.BLOCK_N or 1
+    while (block_m * room.itemsize + 2 * block_n * (1 + room.itemsize)) * dim > room.smem and block_n > _SMALLEST_BLOCK:
+        block_n //= 2
+    left = room.smem - (block_m + 2 * block_n) * dim * room.itemsize
+    warps = 8 if room.itemsize == 4 and dim > 128 else tile.num_warps
+    return replace(tile, BLOCK_N=block_n, num_warps=warps, num_stages=min(max(left // (2 * block_n * dim), 1), most))
 
 
 def _dense_gemm(room: _Room, sizes: Sizes) -> Tile:
@@ -744,6 +770,16 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
         ("num_heads", "num_kv_heads", "head_dim"),
         ("page_size", "num_seqs", "q_len", "kv_len"),
     ),
+    "flashattention2_nopad_fp8": (
+        _flashattention2_nopad_fp8,
+        ("head_dim", "q_len"),
+        ("num_heads", "num_kv_heads", "page_size", "num_seqs", "kv_len"),
+    ),
+    "flash_decoding_fp8": (
+        _flash_decoding_fp8,
+        ("num_heads", "num_kv_heads", "head_dim"),
+        ("page_size", "num_seqs", "q_len", "kv_len"),
+    ),
     "sample": (_sample, ("num_seqs", "vocab_size"), ()),
     "top_logprobs": (_top_logprobs, ("vocab_size",), ("num_seqs",)),
     "dense_gemm": (_dense_gemm, ("num_tokens", "n", "k"), ()),
@@ -773,6 +809,8 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "rope": ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     "flashattention2_nopad": ("num_heads", "num_kv_heads", "head_dim", "page_size", "q_len"),
     "flash_decoding": ("num_heads", "num_kv_heads", "head_dim", "page_size"),
+    "flashattention2_nopad_fp8": ("num_heads", "num_kv_heads", "head_dim", "page_size", "q_len"),
+    "flash_decoding_fp8": ("num_heads", "num_kv_heads", "head_dim", "page_size"),
     "sample": ("num_seqs", "vocab_size"),
     "top_logprobs": ("vocab_size",),
     "dense_gemm": ("num_tokens", "n", "k"),

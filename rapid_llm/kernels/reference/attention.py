@@ -1,12 +1,14 @@
 """Attention in float64, one sequence and one head at a time, every key looked up through the page table."""
 
+from dataclasses import dataclass
+
 import torch
 
 
 def flashattention2_nopad(
     q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
+    k_pool: "torch.Tensor | _Numbers",
+    v_pool: "torch.Tensor | _Numbers",
     page_table: torch.Tensor,
     table_rows: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
@@ -31,8 +33,8 @@ def flashattention2_nopad(
 
 def flash_decoding(
     q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
+    k_pool: "torch.Tensor | _Numbers",
+    v_pool: "torch.Tensor | _Numbers",
     page_table: torch.Tensor,
     table_rows: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -48,6 +50,56 @@ def flash_decoding(
             visible = torch.ones(1, num_keys, dtype=torch.bool, device=q.device)
             out[sequence] = _attend(q[sequence : sequence + 1], k_pool[rows], v_pool[rows], visible, sm_scale)[0]
     return out
+
+
+def flashattention2_nopad_fp8(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """As flashattention2_nopad over the pools' numbers times their head's scale."""
+    pools = _Numbers(k_pool, k_scale), _Numbers(v_pool, v_scale)
+    sequences = (page_table, table_rows, cu_seqlens_q, seq_lens)
+    return flashattention2_nopad(q, *pools, *sequences, page_size=page_size, sm_scale=sm_scale)
+
+
+def flash_decoding_fp8(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """As flash_decoding over the pools' numbers times their head's scale."""
+    pools = _Numbers(k_pool, k_scale), _Numbers(v_pool, v_scale)
+    return flash_decoding(q, *pools, page_table, table_rows, seq_lens, page_size=page_size, sm_scale=sm_scale)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What a pool of e4m3 stands for, in float64, of the rows that are asked for."""
+
+    pool: torch.Tensor
+    scale: torch.Tensor
+
+    def __getitem__(self, rows: list[int]) -> torch.Tensor:
+        numbers = torch.stack([self.pool[row].float() for row in rows])
+        return numbers.double() * self.scale.double()[:, None]
 
 
 def _pool_rows(table_row: torch.Tensor, num_keys: int, page_size: int) -> list[int]:

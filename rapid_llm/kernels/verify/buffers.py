@@ -66,7 +66,8 @@ class Stage:
         if view_of(self._contract, "k_pool", self._sizes, self._dtype) != "row_strided":
             return self.place("k_pool", k), self.place("v_pool", v)
         rows, heads, dim = k.shape
-        storage = torch.full((rows * 2 * heads * dim + 2 * _GUARD_ELEMENTS,), math.nan, dtype=self._dtype, device=self._device)
+        dtype = self._dtype_of(self._arg("k_pool"))
+        storage = _guards((rows * 2 * heads * dim + 2 * _GUARD_ELEMENTS,), dtype, self._device)
         both = storage[_GUARD_ELEMENTS : storage.numel() - _GUARD_ELEMENTS].view(rows, 2 * heads, dim)
         halves = both[:, :heads], both[:, heads:]
         halves[0].copy_(k)

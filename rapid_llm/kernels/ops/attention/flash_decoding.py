@@ -8,6 +8,10 @@ page table can hold, and a program without keys leaves at once.
 Two plans, one kernel. ``flash_decoding`` cuts a sequence into as many splits as fill a device, fewer in a larger batch: the
 results of one sequence then differ in their last bits with the size of the batch. ``flash_decoding_fixed_splits`` cuts at
 fixed lengths, so that they do not; for that it writes and merges partial results even where the batch alone fills the device.
+
+Two kinds of pool, one kernel. Of ``flash_decoding_fp8``'s half as many bytes are read: e4m3 becomes numbers in registers, the
+scale of a head's K goes into the softmax's and that of its V into the result. V comes as pairs of bytes, of which the first ones
+and the second ones are a matrix each.
 """
 
 import math
@@ -17,7 +21,9 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
-from rapid_llm.kernels.ops.attention.inputs import check_attention, refusal
+from rapid_llm.kernels.ops.attention.inputs import check_attention, comes_in_pairs, in_memory, refusal
+from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
+from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pairs_of_numbers, pool_numbers
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _PROGRAMS = 512  # three or four for each multiprocessor of a large card: enough loads in flight to use its bandwidth
@@ -79,6 +85,34 @@ def flash_decoding_fixed_splits(
     return _decode(q, k_pool, v_pool, page_table, table_rows, seq_lens, out, page_size, sm_scale, fixed_splits=True)
 
 
+def flash_decoding_fp8(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """``flash_decoding`` over pools of e4m3, whose numbers times their head's scale are K and V.
+
+    Args:
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], float8_e4m3fn; inner stride 1. head_dim, strides and address of
+            v_pool are even.
+        k_scale, v_scale: [num_kv_heads], fp32, above 0, which is not looked at; stride 1.
+
+    Everything else as there.
+    Twin: kernels/reference/attention.py::flash_decoding_fp8.
+    """
+    scales = (k_scale, v_scale)
+    return _decode(q, k_pool, v_pool, page_table, table_rows, seq_lens, out, page_size, sm_scale, scales, fixed_splits=False)
+
+
 def _decode(
     q: torch.Tensor,
     k_pool: torch.Tensor,
@@ -89,20 +123,27 @@ def _decode(
     out: torch.Tensor,
     page_size: int,
     sm_scale: float,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     *,
     fixed_splits: bool,
 ) -> torch.Tensor:
+    op = "flash_decoding" if scales is None else "flash_decoding_fp8"
     check_attention(
-        "flash_decoding", q, k_pool, v_pool, page_table, table_rows, seq_lens, out=out, page_size=page_size, sm_scale=sm_scale
+        op, q, k_pool, v_pool, page_table, table_rows, seq_lens, scales, out=out, page_size=page_size, sm_scale=sm_scale
     )
     (num_seqs, num_heads, head_dim), num_kv_heads = q.shape, k_pool.shape[1]
     if num_seqs != table_rows.shape[0]:
-        raise refusal("flash_decoding", q=q, table_rows=table_rows, seq_lens=seq_lens)
+        raise refusal(op, q=q, table_rows=table_rows, seq_lens=seq_lens)
+    if scales is not None:
+        if not comes_in_pairs(v_pool):
+            raise refusal(op, q=q, v_pool=v_pool)
+        v_pool = v_pool.view(torch.int16)
     if not num_seqs or not num_heads:
         return out
+    device = launch_device(q)
     # No size of the batch: whatever it is, a sequence is computed by the same compiled kernel.
     tile = resolve_tiles(
-        "flash_decoding", device=launch_device(q), dtype=q.dtype,
+        op, device=device, dtype=q.dtype,
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, page_size=page_size,
     ).launch()  # fmt: skip
     group = num_heads // num_kv_heads
@@ -114,15 +155,17 @@ def _decode(
     rows = num_seqs * num_heads * num_splits if num_splits > 1 else 0
     partial_out = torch.empty((rows, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((rows,), dtype=torch.float32, device=q.device)
-    padded_dim = max(triton.next_power_of_2(head_dim), 16)
+    padded_dim = max(triton.next_power_of_2(head_dim), 16 if scales is None else 32)
     plan = {"MIN_KEYS": shortest, "MAX_KEYS": longest}
+    k_scale, v_scale = scales or (None, None)
     _flash_decoding_kernel[(programs, num_splits)](
-        q, k_pool, v_pool, out, partial_out, partial_lse, page_table, table_rows, seq_lens,
+        q, in_memory(k_pool, device), v_pool, k_scale, v_scale, out, partial_out, partial_lse,
+        page_table, table_rows, seq_lens,
         q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
         out.stride(0), out.stride(1), page_table.stride(0),
         wanted, sm_scale * math.log2(math.e),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_TILES=group_tiles, HEAD_DIM=head_dim, PADDED_DIM=padded_dim,
-        PAGE_SIZE=page_size, **plan, **tile,
+        PAGE_SIZE=page_size, PTX=has_inline_ptx() and device.native_fp8, **plan, **tile,
     )  # fmt: skip
     if num_splits > 1:
         _merge_kernel[(num_seqs * num_heads,)](
@@ -162,6 +205,8 @@ def _flash_decoding_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     out_ptr,
     partial_out_ptr,
     partial_lse_ptr,
@@ -185,6 +230,7 @@ def _flash_decoding_kernel(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    PTX: tl.constexpr,
     MIN_KEYS: tl.constexpr,
     MAX_KEYS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -206,11 +252,22 @@ def _flash_decoding_kernel(
     inside = (in_group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]  # [M, D]
     q_ptrs = q_ptr + sequence * q_stride + heads[:, None].to(tl.int64) * q_head_stride + dims[None, :]
     q = tl.load(q_ptrs, mask=inside, other=0.0)
+    row_scale, score_scale = scale_log2, scale_log2
+    HEADROOM: tl.constexpr = 0.0 if k_scale_ptr is None else WEIGHT_BITS
+    if k_scale_ptr is not None:
+        q, divisors = beside_e4m3(q)
+        row_scale = scale_log2 * tl.load(k_scale_ptr + kv_head) * divisors  # [M]
+        score_scale = row_scale[:, None]
 
     table_ptr = page_table_ptr + tl.load(table_rows_ptr + sequence).to(tl.int64) * table_stride
     k_ptr += kv_head.to(tl.int64) * k_head_stride  # a head-major view's heads lie a whole pool apart
     v_ptr += kv_head.to(tl.int64) * v_head_stride
-    acc = tl.zeros((BLOCK_M, PADDED_DIM), tl.float32)
+    V_DIM: tl.constexpr = PADDED_DIM if k_scale_ptr is None else PADDED_DIM // 2
+    V_STEP: tl.constexpr = PADDED_DIM // V_DIM
+    v_dims = tl.arange(0, V_DIM)
+    acc = tl.zeros((BLOCK_M, V_DIM), tl.float32)
+    if k_scale_ptr is not None:
+        acc_second = tl.zeros((BLOCK_M, V_DIM), tl.float32)
     # Every tile of a split has a key, so a maximum is finite from the first tile on.
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
@@ -224,19 +281,28 @@ def _flash_decoding_kernel(
         pages = tl.load(table_ptr + keys // PAGE_SIZE, mask=keys < end, other=0)  # one tile ahead of its keys
         # A row that no key lies in may hold NaN, and 0 * NaN is NaN: masked rows are read as 0.
         loaded = present[:, None] & (dims < HEAD_DIM)[None, :]  # [N, D]
+        v_loaded = present[:, None] & (v_dims < HEAD_DIM // V_STEP)[None, :]
         k = tl.load(k_ptr + rows[:, None] * k_stride + dims[None, :], mask=loaded, other=0.0)
-        v = tl.load(v_ptr + rows[:, None] * v_stride + dims[None, :], mask=loaded, other=0.0)
+        v = tl.load(v_ptr + rows[:, None] * v_stride + v_dims[None, :], mask=v_loaded, other=0.0)
+        if k_scale_ptr is not None:
+            k = pool_numbers(k, q.dtype)
+            v, v_second = pairs_of_numbers(v, q.dtype, PTX)
 
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
         scores = tl.where(present[None, :], scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * row_scale)
+        weights = tl.exp2(scores * score_scale - (new_max - HEADROOM)[:, None])
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        if k_scale_ptr is not None:
+            acc_second = tl.dot(weights.to(v.dtype), v_second, acc_second * rescale[:, None], input_precision="ieee")
         row_max = new_max
 
-    result = acc / tl.where(num_keys == 0, 1.0, row_sum)[:, None]
+    divisor = tl.where(num_keys == 0, 1.0, row_sum)[:, None]
+    result = acc / divisor
+    if v_scale_ptr is not None:
+        result = tl.interleave(result, acc_second / divisor) * tl.load(v_scale_ptr + kv_head)
     if split_keys >= num_keys:  # the only split
         out_ptrs = out_ptr + sequence * out_stride + heads[:, None].to(tl.int64) * out_head_stride + dims[None, :]
         tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=inside)

@@ -7,6 +7,9 @@ diagonal and the last keys are masked. Scores, maxima and sums stay in fp32.
 The list of tiles is worked out on the device, by each program from the bounds of the sequences: the host knows how many tiles a
 number of tokens and of sequences can make at most, and programs past the last tile leave at once. So neither lengths nor how many
 of the tokens are prompts are part of a launch, which may stand in a graph.
+
+Two kinds of pool, one kernel: e4m3 of ``flashattention2_nopad_fp8`` becomes numbers in registers, the scale of a head's K goes
+into the softmax's and that of its V into the result.
 """
 
 import math
@@ -16,7 +19,8 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
-from rapid_llm.kernels.ops.attention.inputs import check_attention, refusal
+from rapid_llm.kernels.ops.attention.inputs import check_attention, in_memory, refusal
+from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pool_numbers
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _SEQS = 128  # bounds that a program looks at together
@@ -57,8 +61,56 @@ def flashattention2_nopad(
     Twin: kernels/reference/attention.py::flashattention2_nopad. Origin: this repo; the algorithm is FlashAttention-2
         (Dao 2023, arXiv:2307.08691).
     """
+    sequences = (page_table, table_rows, cu_seqlens_q, seq_lens)
+    return _prefill(q, k_pool, v_pool, *sequences, None, out, page_size, sm_scale, max_seqlen_q)
+
+
+def flashattention2_nopad_fp8(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+    max_seqlen_q: int,
+) -> torch.Tensor:
+    """``flashattention2_nopad`` over pools of e4m3, whose numbers times their head's scale are K and V.
+
+    Args:
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], float8_e4m3fn; inner stride 1.
+        k_scale, v_scale: [num_kv_heads], fp32, above 0, which is not looked at; stride 1.
+
+    Everything else as there.
+    Twin: kernels/reference/attention.py::flashattention2_nopad_fp8.
+    """
+    sequences = (page_table, table_rows, cu_seqlens_q, seq_lens)
+    return _prefill(q, k_pool, v_pool, *sequences, (k_scale, v_scale), out, page_size, sm_scale, max_seqlen_q)
+
+
+def _prefill(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+    max_seqlen_q: int,
+) -> torch.Tensor:
+    op = "flashattention2_nopad" if scales is None else "flashattention2_nopad_fp8"
     check_attention(
-        "flashattention2_nopad", q, k_pool, v_pool, page_table, table_rows, seq_lens,
+        op, q, k_pool, v_pool, page_table, table_rows, seq_lens, scales,
         out=out, page_size=page_size, sm_scale=sm_scale,
     )  # fmt: skip
     num_seqs, num_heads, num_kv_heads, head_dim = table_rows.shape[0], q.shape[1], k_pool.shape[1], q.shape[2]
@@ -69,17 +121,20 @@ def flashattention2_nopad(
         or cu_seqlens_q.stride(0) != 1
         or max_seqlen_q < 0
     ):
-        raise refusal("flashattention2_nopad", q=q, cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens, max_seqlen_q=max_seqlen_q)
+        raise refusal(op, q=q, cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens, max_seqlen_q=max_seqlen_q)
     if not num_seqs or not num_heads or not q.shape[0] or not max_seqlen_q:
         return out
+    device = launch_device(q)
     tile = resolve_tiles(
-        "flashattention2_nopad", device=launch_device(q), dtype=q.dtype,
+        op, device=device, dtype=q.dtype,
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, page_size=page_size, q_len=max_seqlen_q,
     ).launch()  # fmt: skip
     block_m = tile["BLOCK_M"]
     num_tiles = min(q.shape[0] // block_m + num_seqs, num_seqs * triton.cdiv(max_seqlen_q, block_m))  # the last may be ragged
+    k_scale, v_scale = scales or (None, None)
     _flashattention2_nopad_kernel[(num_tiles * num_heads,)](
-        q, k_pool, v_pool, out, page_table, table_rows, cu_seqlens_q, seq_lens,
+        q, in_memory(k_pool, device), in_memory(v_pool, device), k_scale, v_scale, out,
+        page_table, table_rows, cu_seqlens_q, seq_lens,
         q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
         out.stride(0), out.stride(1), page_table.stride(0),
         num_seqs, sm_scale * math.log2(math.e),
@@ -94,6 +149,8 @@ def _flashattention2_nopad_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     out_ptr,
     page_table_ptr,
     table_rows_ptr,
@@ -142,22 +199,31 @@ def _flashattention2_nopad_kernel(
     kv_head = (head // GROUP).to(tl.int64)  # a head-major view has its heads a whole pool apart
     k_ptr += kv_head * k_head_stride
     v_ptr += kv_head * v_head_stride
+    row_scale, score_scale = scale_log2, scale_log2
+    HEADROOM: tl.constexpr = 0.0 if k_scale_ptr is None else WEIGHT_BITS
+    if k_scale_ptr is not None:
+        q, divisors = beside_e4m3(q)
+        row_scale = scale_log2 * tl.load(k_scale_ptr + kv_head) * divisors  # [M]
+        score_scale = row_scale[:, None]
     positions = first_position + tl.arange(0, BLOCK_M)
     acc = tl.zeros((BLOCK_M, PADDED_DIM), tl.float32)
     # Position 0 is in the first tile of keys and every query sees it, so a maximum is finite from there on.
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, positions, k_stride, v_stride, 0, whole, scale_log2,
-        HEAD_DIM, PADDED_DIM, PAGE_SIZE, BLOCK_N, False,
+        acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, positions, k_stride, v_stride, 0, whole,
+        row_scale, score_scale, HEADROOM, HEAD_DIM, PADDED_DIM, PAGE_SIZE, BLOCK_N, False,
     )  # fmt: skip
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, positions, k_stride, v_stride, whole, seen, scale_log2,
-        HEAD_DIM, PADDED_DIM, PAGE_SIZE, BLOCK_N, True,
+        acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, positions, k_stride, v_stride, whole, seen,
+        row_scale, score_scale, HEADROOM, HEAD_DIM, PADDED_DIM, PAGE_SIZE, BLOCK_N, True,
     )  # fmt: skip
 
+    result = acc / row_sum[:, None]
+    if v_scale_ptr is not None:
+        result *= tl.load(v_scale_ptr + kv_head)
     out_ptrs = out_ptr + tokens[:, None] * out_stride + head.to(tl.int64) * out_head_stride + dims[None, :]
-    tl.store(out_ptrs, (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -190,14 +256,19 @@ def _attend(
     v_stride,
     begin,
     end,
-    scale_log2,
+    row_scale,
+    score_scale,
+    HEADROOM: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Online softmax of q [M, D] over the keys begin .. end; unless MASKED they are whole tiles that every query sees."""
+    """Online softmax of q [M, D] over the keys begin .. end; unless MASKED they are whole tiles that every query sees.
+
+    Scores are scaled by a scalar or by row, as [M] and [M, 1]; weights are taken times 2**HEADROOM.
+    """
     dims = tl.arange(0, PADDED_DIM)
     keys = begin + tl.arange(0, BLOCK_N)
     pages = tl.load(table_ptr + keys // PAGE_SIZE, mask=keys < end, other=0)
@@ -219,12 +290,14 @@ def _attend(
         else:
             k = tl.load(k_ptrs)
             v = tl.load(v_ptrs)
+        if k.dtype != q.dtype:
+            k, v = pool_numbers(k, q.dtype), pool_numbers(v, q.dtype)
 
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
         if MASKED:
             scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * row_scale)
+        weights = tl.exp2(scores * score_scale - (new_max - HEADROOM)[:, None])
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")

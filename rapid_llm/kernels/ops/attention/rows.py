@@ -1,6 +1,18 @@
-"""Rows and contracts of the attention family: one op for each mapping, prefill and decode."""
+"""Rows and contracts of the attention family: one op for each mapping, prefill and decode, and for each kind of pool."""
 
-from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Limit, Sizes, TensorArg
+from dataclasses import replace
+
+from rapid_llm.kernels.ops.interfaces import (
+    CapabilityRequirement,
+    Contract,
+    Cost,
+    Family,
+    KernelSpec,
+    Limit,
+    Phase,
+    Sizes,
+    TensorArg,
+)
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -30,6 +42,32 @@ _TABLE_IDS = {
     "table_rows": "0 <= id < num_table_rows",
 }
 _MAXIMA = {"num_heads": 256, "num_kv_heads": 256, "head_dim": 512, "page_size": 256, "num_seqs": 1 << 16, "kv_len": 1 << 22}
+
+
+_SCALES = tuple(TensorArg(name, ("num_kv_heads",), dtype="float32", views=("offset",)) for name in ("k_scale", "v_scale"))
+
+
+def _of_e4m3(contract: Contract, sweep: tuple[Sizes, ...]) -> Contract:
+    """The same over pools of e4m3 with a scale a head: two of their own, or the halves of one, whose rows are of even size."""
+    pools = {"k_pool": ("row_strided",), "v_pool": ()}
+    *first, out = (
+        replace(arg, dtype="float8_e4m3fn", views=pools[arg.name]) if arg.name in pools else arg for arg in contract.tensors
+    )
+
+    def cost(sizes: Sizes, itemsize: int) -> Cost:
+        plain = contract.cost(sizes, itemsize)
+        keys = 2 * sizes["num_seqs"] * sizes["kv_len"] * sizes["num_kv_heads"] * sizes["head_dim"]
+        return replace(plain, read=plain.read - keys * (itemsize - 1) + 8 * sizes["num_kv_heads"])
+
+    return replace(
+        contract,
+        op=f"{contract.op}_fp8",
+        summary=f"{contract.summary}; K and V are e4m3 numbers times a scale a KV head",
+        tensors=(*first, *_SCALES, out),
+        sweep=sweep,
+        cost=cost,
+        hard=(*contract.hard, "far_scales"),
+    )
 
 
 def _prefill_cost(sizes: Sizes, itemsize: int) -> Cost:
@@ -125,12 +163,72 @@ FLASH_DECODING = Contract(
     hard=("large_scores",),
 )
 
+FLASHATTENTION2_NOPAD_FP8 = _of_e4m3(
+    FLASHATTENTION2_NOPAD,
+    sweep=(
+        _sizes((8, 2), 64, 0, 0, 0),
+        _sizes((9, 3), 64, 1, 1, 1),
+        _sizes((9, 3), 64, 3, 33, 33),
+        _sizes((4, 4), 80, 2, 65, 65),
+        _sizes((8, 2), 128, 4, 129, 129),
+        _sizes((5, 1), 192, 2, 20, 55),
+        _sizes((6, 1), 256, 2, 7, 130),
+        _sizes((7, 1), 64, 3, 16, 48, page_size=1),
+        _sizes((2, 2), 64, 1, 200, 500),
+    ),
+)
+
+FLASH_DECODING_FP8 = _of_e4m3(
+    FLASH_DECODING,
+    sweep=(
+        _sizes((8, 2), 64, 0, 1, 0),
+        _sizes((8, 2), 64, 2, 1, 0),
+        _sizes((9, 3), 64, 1, 1, 1),
+        _sizes((9, 3), 64, 1, 1, 1000),
+        _sizes((4, 4), 80, 3, 1, 65),
+        _sizes((6, 2), 112, 4, 1, 17),
+        _sizes((32, 8), 128, 7, 1, 129),
+        _sizes((5, 1), 192, 2, 1, 100),
+        _sizes((6, 1), 256, 3, 1, 257),
+        _sizes((7, 1), 64, 9, 1, 33, page_size=1),
+        _sizes((8, 1), 64, 33, 1, 200, page_size=64),
+    ),
+)
+
 _TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
 _TRITON_LIMITS = {"head_dim": Limit(1, 256), "page_size": Limit(1, 256)}
 
+
+def _fp8_rows(mapping: str, phase: Phase) -> tuple[KernelSpec, KernelSpec]:
+    """Both rows over pools of e4m3."""
+    op = f"{mapping}_fp8"
+    return (
+        KernelSpec(
+            op=op,
+            name=f"torch.{op}",
+            target=f"rapid_llm.kernels.ops.fallback.attention:{op}",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+            phase=phase,
+            library=True,
+        ),
+        KernelSpec(
+            op=op,
+            name=f"triton.{op}",
+            target=f"rapid_llm.kernels.ops.attention.{mapping}:{op}",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            limits={**_TRITON_LIMITS, "head_dim": Limit(2, 256, multiple=2)},
+            priority=10,
+            phase=phase,
+        ),
+    )
+
+
 FAMILY = Family(
     name="attention",
-    contracts=(FLASHATTENTION2_NOPAD, FLASH_DECODING),
+    contracts=(FLASHATTENTION2_NOPAD, FLASHATTENTION2_NOPAD_FP8, FLASH_DECODING, FLASH_DECODING_FP8),
     rows=(
         KernelSpec(
             op="flashattention2_nopad",
@@ -184,5 +282,7 @@ FAMILY = Family(
             priority=5,
             phase="decode",
         ),
+        *_fp8_rows("flashattention2_nopad", "prefill"),
+        *_fp8_rows("flash_decoding", "decode"),
     ),
 )

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from rapid_llm.errors import KernelInputError, describe
-from rapid_llm.kernels.ops.attention.inputs import indices_fit, pools_fit
+from rapid_llm.kernels.ops.attention.inputs import Scales, indices_fit, named, pools_fit
 
 _GATHER_ELEMENTS = 1 << 24  # of K, and of V, that one decode batch gathers: 64 MiB each in fp32
 _MASK_ELEMENTS = 1 << 22  # of the causal mask of one query chunk
@@ -50,31 +50,37 @@ def flashattention2_nopad(
     Twin: kernels/reference/attention.py::flashattention2_nopad. Origin: this repo; packing as in FlashAttention-2
         (Dao 2023, arXiv:2307.08691).
     """
-    tensors = {
-        "q": q, "k_pool": k_pool, "v_pool": v_pool, "page_table": page_table, "table_rows": table_rows,
-        "cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "out": out,
-    }  # fmt: skip
-    num_seqs = table_rows.shape[0]
-    if not pools_fit(q, k_pool, v_pool, out) or not indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
-        raise _refusal("flashattention2_nopad", **tensors, page_size=page_size)
-    if cu_seqlens_q.shape != (num_seqs + 1,) or cu_seqlens_q.dtype != torch.int32 or cu_seqlens_q.device != q.device:
-        raise _refusal("flashattention2_nopad", **tensors, page_size=page_size)
-    if not num_seqs or not q.shape[0]:
-        return out
+    sequences = (page_table, table_rows, cu_seqlens_q, seq_lens)
+    return _prefill(q, k_pool, v_pool, *sequences, None, out, page_size, sm_scale, max_seqlen_q)
 
-    starts, lengths, rows = cu_seqlens_q.tolist(), seq_lens.tolist(), table_rows.tolist()
-    runs = [end - start for start, end in pairwise(starts)]
-    if starts[0] < 0 or starts[-1] > q.shape[0] or min(runs) < 0 or max(runs) > max_seqlen_q:
-        raise _refusal("flashattention2_nopad", cu_seqlens_q=starts, num_tokens=q.shape[0], max_seqlen_q=max_seqlen_q)
-    capacity = page_table.shape[1] * page_size
-    if any(run and not run <= length <= capacity for run, length in zip(runs, lengths, strict=True)):
-        raise _refusal("flashattention2_nopad", query_tokens=runs, seq_lens=lengths, capacity=capacity)
 
-    for start, run, length, row in zip(starts, runs, lengths, rows, strict=False):
-        if run:
-            keys, values = _rows_of(k_pool, v_pool, page_table[row], length, page_size)
-            _prefill_sequence(q[start : start + run], keys, values, out[start : start + run], sm_scale)
-    return out
+def flashattention2_nopad_fp8(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+    max_seqlen_q: int,
+) -> torch.Tensor:
+    """``flashattention2_nopad`` over pools of e4m3, whose numbers times their head's scale are K and V.
+
+    Args:
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], float8_e4m3fn; inner stride 1.
+        k_scale, v_scale: [num_kv_heads], fp32, above 0, which is not looked at; stride 1.
+
+    Everything else as there.
+    Twin: kernels/reference/attention.py::flashattention2_nopad_fp8.
+    """
+    sequences = (page_table, table_rows, cu_seqlens_q, seq_lens)
+    return _prefill(q, k_pool, v_pool, *sequences, (k_scale, v_scale), out, page_size, sm_scale, max_seqlen_q)
 
 
 def flash_decoding(
@@ -105,37 +111,33 @@ def flash_decoding(
     Raises: KernelInputError on any other shape, dtype, stride, device or length; nothing is written then.
     Twin: kernels/reference/attention.py::flash_decoding. Origin: this repo.
     """
-    if not pools_fit(q, k_pool, v_pool, out) or not indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
-        raise _refusal(
-            "flash_decoding", q=q, k_pool=k_pool, v_pool=v_pool, page_table=page_table, table_rows=table_rows,
-            seq_lens=seq_lens, out=out, page_size=page_size,
-        )  # fmt: skip
-    if q.shape[0] != table_rows.shape[0]:
-        raise _refusal("flash_decoding", q=q, table_rows=table_rows)
-    lengths = seq_lens.tolist()
-    capacity = page_table.shape[1] * page_size
-    if any(not 0 <= length <= capacity for length in lengths):
-        raise _refusal("flash_decoding", seq_lens=lengths, capacity=capacity)
+    return _decode(q, k_pool, v_pool, page_table, table_rows, seq_lens, None, out, page_size, sm_scale)
 
-    if len(lengths) == 1 and lengths[0]:
-        keys, values = _rows_of(k_pool, v_pool, page_table[int(table_rows)], lengths[0], page_size)
-        if q.dtype != torch.float32:
-            out.copy_(_attend_one_query(q, keys[None], values[None], sm_scale))
-        else:
-            grouped = (keys.shape[1], -1, q.shape[2])  # the query heads of a KV head ride together
-            _decode_one(q[0].view(grouped), keys.permute(1, 2, 0), values.transpose(0, 1), out[0].view(grouped), sm_scale)
-        return out
-    if not all(lengths):
-        out.masked_fill_((seq_lens == 0)[:, None, None], 0.0)
-    for group in _groups(lengths, k_pool.shape[1] * k_pool.shape[2]):
-        members = torch.tensor(group, device=q.device)
-        attended = _decode_group(
-            q.index_select(0, members), k_pool, v_pool,
-            page_table.index_select(0, table_rows.index_select(0, members)), seq_lens.index_select(0, members),
-            longest=lengths[group[-1]], page_size=page_size, sm_scale=sm_scale,
-        )  # fmt: skip
-        out.index_copy_(0, members, attended)
-    return out
+
+def flash_decoding_fp8(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """``flash_decoding`` over pools of e4m3, whose numbers times their head's scale are K and V.
+
+    Args:
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], float8_e4m3fn; inner stride 1.
+        k_scale, v_scale: [num_kv_heads], fp32, above 0, which is not looked at; stride 1.
+
+    Everything else as there.
+    Twin: kernels/reference/attention.py::flash_decoding_fp8.
+    """
+    return _decode(q, k_pool, v_pool, page_table, table_rows, seq_lens, (k_scale, v_scale), out, page_size, sm_scale)
 
 
 def prepare_flash_decoding(
@@ -199,22 +201,134 @@ def _decode_span(
     _decode_one(heads, keys, values, out, sm_scale)
 
 
+def _prefill(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scales: Scales,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+    max_seqlen_q: int,
+) -> torch.Tensor:
+    op = "flashattention2_nopad" if scales is None else "flashattention2_nopad_fp8"
+    tensors = {
+        "q": q, "k_pool": k_pool, "v_pool": v_pool, "page_table": page_table, "table_rows": table_rows,
+        "cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "out": out, **named(scales),
+    }  # fmt: skip
+    num_seqs = table_rows.shape[0]
+    if not pools_fit(q, k_pool, v_pool, out, scales) or not indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
+        raise _refusal(op, **tensors, page_size=page_size)
+    if cu_seqlens_q.shape != (num_seqs + 1,) or cu_seqlens_q.dtype != torch.int32 or cu_seqlens_q.device != q.device:
+        raise _refusal(op, **tensors, page_size=page_size)
+    if not num_seqs or not q.shape[0]:
+        return out
+
+    starts, lengths, rows = cu_seqlens_q.tolist(), seq_lens.tolist(), table_rows.tolist()
+    runs = [end - start for start, end in pairwise(starts)]
+    if starts[0] < 0 or starts[-1] > q.shape[0] or min(runs) < 0 or max(runs) > max_seqlen_q:
+        raise _refusal(op, cu_seqlens_q=starts, num_tokens=q.shape[0], max_seqlen_q=max_seqlen_q)
+    capacity = page_table.shape[1] * page_size
+    if any(run and not run <= length <= capacity for run, length in zip(runs, lengths, strict=True)):
+        raise _refusal(op, query_tokens=runs, seq_lens=lengths, capacity=capacity)
+
+    for start, run, length, row in zip(starts, runs, lengths, rows, strict=False):
+        if run:
+            keys, values = _rows_of(k_pool, v_pool, page_table[row], length, page_size, scales)
+            _prefill_sequence(q[start : start + run], keys, values, out[start : start + run], sm_scale)
+    return out
+
+
+def _decode(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scales: Scales,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    op = "flash_decoding" if scales is None else "flash_decoding_fp8"
+    if not pools_fit(q, k_pool, v_pool, out, scales) or not indices_fit(page_table, table_rows, seq_lens, q) or page_size < 1:
+        raise _refusal(
+            op, q=q, k_pool=k_pool, v_pool=v_pool, page_table=page_table, table_rows=table_rows,
+            seq_lens=seq_lens, out=out, page_size=page_size, **named(scales),
+        )  # fmt: skip
+    if q.shape[0] != table_rows.shape[0]:
+        raise _refusal(op, q=q, table_rows=table_rows)
+    lengths = seq_lens.tolist()
+    capacity = page_table.shape[1] * page_size
+    if any(not 0 <= length <= capacity for length in lengths):
+        raise _refusal(op, seq_lens=lengths, capacity=capacity)
+
+    if len(lengths) == 1 and lengths[0]:
+        keys, values = _rows_of(k_pool, v_pool, page_table[int(table_rows)], lengths[0], page_size, scales)
+        if q.dtype != torch.float32:
+            out.copy_(_attend_one_query(q, keys[None], values[None], sm_scale))
+        else:
+            grouped = (keys.shape[1], -1, q.shape[2])  # the query heads of a KV head ride together
+            _decode_one(q[0].view(grouped), keys.permute(1, 2, 0), values.transpose(0, 1), out[0].view(grouped), sm_scale)
+        return out
+    if not all(lengths):
+        out.masked_fill_((seq_lens == 0)[:, None, None], 0.0)
+    for group in _groups(lengths, k_pool.shape[1] * k_pool.shape[2]):
+        members = torch.tensor(group, device=q.device)
+        attended = _decode_group(
+            q.index_select(0, members), k_pool, v_pool,
+            page_table.index_select(0, table_rows.index_select(0, members)), seq_lens.index_select(0, members),
+            scales, longest=lengths[group[-1]], page_size=page_size, sm_scale=sm_scale,
+        )  # fmt: skip
+        out.index_copy_(0, members, attended)
+    return out
+
+
 def _refusal(op: str, **arguments: object) -> KernelInputError:
     """The error for arguments that do not fit one another."""
     return KernelInputError(
         describe(op, **arguments),
         wanted="q and out [tokens, num_heads, head_dim], pools [num_rows, num_kv_heads, head_dim] with num_kv_heads dividing "
-        "num_heads, one float dtype; int32 page_table, table_rows, lengths and offsets; lengths within the table's columns",
+        "num_heads, one float dtype (of _fp8 pools float8_e4m3fn, scales [num_kv_heads] float32); "
+        "int32 page_table, table_rows, lengths and offsets; lengths within the table's columns",
         change="pass head views with a dense last dimension, and lengths that the page table covers",
     )
 
 
 def _rows_of(
-    k_pool: torch.Tensor, v_pool: torch.Tensor, table_row: torch.Tensor, length: int, page_size: int
+    k_pool: torch.Tensor, v_pool: torch.Tensor, table_row: torch.Tensor, length: int, page_size: int, scales: Scales
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of the first ``length`` positions of one sequence, [length, Hkv, D] each."""
     first, slots = _find_rows(table_row, length, page_size)
-    return _take_rows(k_pool, v_pool, first, length, slots)
+    if slots is None:  # views of a run of rows, as an undisturbed sequence has them
+        return _numbers(k_pool.narrow(0, first, length), v_pool.narrow(0, first, length), scales)
+    return _gathered(k_pool, v_pool, slots, scales)
+
+
+def _gathered(
+    k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor, scales: Scales
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of scattered rows, [len(slots), Hkv, D] each."""
+    if scales is None:
+        return k_pool.index_select(0, slots), v_pool.index_select(0, slots)
+    # What picks rows knows bytes and no e4m3.
+    keys, values = (pool.view(torch.uint8).index_select(0, slots).view(torch.float8_e4m3fn) for pool in (k_pool, v_pool))
+    return _numbers(keys, values, scales)
+
+
+def _numbers(keys: torch.Tensor, values: torch.Tensor, scales: Scales) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [L, Hkv, D] of K and of V as they are; those of e4m3 as fp32 numbers times their head's scale."""
+    if scales is None:
+        return keys, values
+    # By a table: torch turns e4m3 into floats one by one, which takes a CPU five times as long.
+    table = torch.arange(256, dtype=torch.uint8, device=keys.device).view(torch.float8_e4m3fn).float()
+    k, v = (table.index_select(0, rows.view(torch.uint8).int().flatten()).view(rows.shape) for rows in (keys, values))
+    return k.mul_(scales[0][:, None]), v.mul_(scales[1][:, None])
 
 
 def _find_rows(table_row: torch.Tensor, length: int, page_size: int) -> tuple[int, torch.Tensor | None]:
@@ -226,15 +340,6 @@ def _find_rows(table_row: torch.Tensor, length: int, page_size: int) -> tuple[in
         return first * page_size, None
     inside = torch.arange(page_size, device=pages.device)
     return 0, (pages.long()[:, None] * page_size + inside).view(-1)[:length]  # int64 first: rows can pass 2**31
-
-
-def _take_rows(
-    k_pool: torch.Tensor, v_pool: torch.Tensor, first: int, length: int, slots: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of a run of rows, as an undisturbed sequence has them; copies of scattered ones."""
-    if slots is None:
-        return k_pool.narrow(0, first, length), v_pool.narrow(0, first, length)
-    return k_pool.index_select(0, slots), v_pool.index_select(0, slots)
 
 
 def _decode_one(heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, sm_scale: float) -> None:
@@ -295,6 +400,7 @@ def _decode_group(
     v_pool: torch.Tensor,
     table: torch.Tensor,
     seq_lens: torch.Tensor,
+    scales: Scales,
     *,
     longest: int,
     page_size: int,
@@ -310,10 +416,11 @@ def _decode_group(
     shape = (q.shape[0], longest, *k_pool.shape[1:])
     mask = torch.zeros(beyond.shape, device=q.device).masked_fill_(beyond, float("-inf"))
     group = q.shape[1] // k_pool.shape[1]
+    keys, values = _gathered(k_pool, v_pool, slots, scales)
     return _attend_one_query(
         q,
-        k_pool.index_select(0, slots).view(shape),
-        v_pool.index_select(0, slots).view(shape),
+        keys.view(shape),
+        values.view(shape),
         sm_scale,
         mask[:, None, None, :].expand(-1, 1, group, -1),
     )

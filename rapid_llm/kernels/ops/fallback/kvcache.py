@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rapid_llm.kernels.ops.kvcache.inputs import check_update_kv_buffer, check_update_kv_index
+from rapid_llm.kernels.ops.kvcache.inputs import check_update_kv_buffer, check_update_kv_buffer_fp8, check_update_kv_index
 
 
 def update_kv_buffer(
@@ -23,6 +23,46 @@ def update_kv_buffer(
     Twin: kernels/reference/kvcache.py::update_kv_buffer. Origin: this repo.
     """
     check_update_kv_buffer(k, v, slot_mapping, k_pool, v_pool)
+    _write(k, v, slot_mapping, k_pool, v_pool)
+
+
+def update_kv_buffer_fp8(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+) -> None:
+    """Write token t's K and V, divided by the scales and rounded to the nearest e4m3, into row slot_mapping[t] of the pools.
+
+    Ids below 0 or past the last row are skipped. Finite values past +-448 scales become +-448. NaN stays NaN, and so does an
+    infinity, which e4m3 has not.
+
+    Args:
+        k, v: [num_tokens, num_kv_heads, head_dim], fp32 | bf16 | fp16; inner stride 1, the others free.
+        slot_mapping: [num_tokens], int32; those inside the pool distinct, in any order; stride 1.
+        k_pool, v_pool: [num_rows, num_kv_heads, head_dim], float8_e4m3fn; inner stride 1, the others free. Only the named rows
+            are written.
+        k_scale, v_scale: [num_kv_heads], fp32, above 0, which is not looked at; stride 1.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/kvcache.py::update_kv_buffer_fp8. Origin: this repo.
+    """
+    check_update_kv_buffer_fp8(k, v, slot_mapping, k_pool, v_pool, k_scale, v_scale)
+    pools = (pool.view(torch.uint8) for pool in (k_pool, v_pool))  # what indexes rows knows bytes and no e4m3
+    _write(_e4m3_bytes(k, k_scale), _e4m3_bytes(v, v_scale), slot_mapping, *pools)
+
+
+def _e4m3_bytes(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """values [T, H, D] / scale [H] as bytes of e4m3, each [T, H, D]."""
+    quotients = (values.float() / scale[:, None]).clamp_(-448.0, 448.0)
+    return torch.where(values.isfinite(), quotients, torch.nan).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _write(k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> None:
+    """Copy rows of the pools' dtype into them."""
     if not k.shape[0]:
         return
     if k.shape[0] == 1 and not k.is_cuda:  # a decode step on a CPU: two plain copies

@@ -1,5 +1,7 @@
 """Rows and contracts of the kvcache family."""
 
+from dataclasses import replace
+
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Contract, Cost, Family, KernelSpec, Sizes, TensorArg
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -18,6 +20,11 @@ def _index_sizes(num_updates: int, num_table_rows: int, num_columns: int) -> dic
 def _buffer_cost(sizes: Sizes, itemsize: int) -> Cost:
     rows = 2 * sizes["num_tokens"] * sizes["num_kv_heads"] * sizes["head_dim"] * itemsize
     return Cost(read=rows + 4 * sizes["num_tokens"], written=rows)
+
+
+def _fp8_buffer_cost(sizes: Sizes, itemsize: int) -> Cost:
+    elements, heads = 2 * sizes["num_tokens"] * sizes["num_kv_heads"] * sizes["head_dim"], sizes["num_kv_heads"]
+    return Cost(read=elements * itemsize + 4 * sizes["num_tokens"] + 8 * heads, written=elements)
 
 
 def _index_cost(sizes: Sizes, itemsize: int) -> Cost:
@@ -55,6 +62,34 @@ UPDATE_KV_BUFFER = Contract(
     hard=("padding_slots",),
 )
 
+UPDATE_KV_BUFFER_FP8 = Contract(
+    op="update_kv_buffer_fp8",
+    summary="writes each token's K and V, over a scale a head and rounded to e4m3, into the pool row that slot_mapping names",
+    phase="both",
+    tensors=(
+        *UPDATE_KV_BUFFER.tensors[:3],
+        *(replace(pool, dtype="float8_e4m3fn") for pool in UPDATE_KV_BUFFER.tensors[3:]),
+        TensorArg("k_scale", ("num_kv_heads",), dtype="float32", views=("offset",)),
+        TensorArg("v_scale", ("num_kv_heads",), dtype="float32", views=("offset",)),
+    ),
+    dtypes=FLOATS,
+    maxima=UPDATE_KV_BUFFER.maxima,
+    sweep=(
+        _buffer_sizes(0, 8, 128, 64),
+        _buffer_sizes(1, 3, 64, 128),
+        _buffer_sizes(1, 8, 128, 257),
+        _buffer_sizes(33, 2, 80, 150),
+        _buffer_sizes(3, 1, 96, 17),
+        _buffer_sizes(4, 16, 192, 33),
+        _buffer_sizes(9, 2, 256, 64),
+    ),
+    defaults=UPDATE_KV_BUFFER.defaults,
+    cost=_fp8_buffer_cost,
+    free="num_tokens",
+    ids=UPDATE_KV_BUFFER.ids,
+    hard=("padding_slots", "past_the_range", "far_scales"),
+)
+
 UPDATE_KV_INDEX = Contract(
     op="update_kv_index",
     summary="page_table[table_rows[i], columns[i]] = pages[i]",
@@ -88,13 +123,21 @@ _TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("tr
 
 FAMILY = Family(
     name="kvcache",
-    contracts=(UPDATE_KV_BUFFER, UPDATE_KV_INDEX),
+    contracts=(UPDATE_KV_BUFFER, UPDATE_KV_BUFFER_FP8, UPDATE_KV_INDEX),
     rows=(
         KernelSpec(
             op="update_kv_buffer",
             name="torch.update_kv_buffer",
             target="rapid_llm.kernels.ops.fallback.kvcache:update_kv_buffer",
             prepare="prepare_update_kv_buffer",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+        ),
+        KernelSpec(
+            op="update_kv_buffer_fp8",
+            name="torch.update_kv_buffer_fp8",
+            target="rapid_llm.kernels.ops.fallback.kvcache:update_kv_buffer_fp8",
             requires=CapabilityRequirement(device_types=("cuda", "cpu")),
             dtypes=FLOATS,
             fallback=True,
@@ -111,6 +154,14 @@ FAMILY = Family(
             op="update_kv_buffer",
             name="triton.update_kv_buffer",
             target="rapid_llm.kernels.ops.kvcache.update_kv_buffer:update_kv_buffer",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
+        ),
+        KernelSpec(
+            op="update_kv_buffer_fp8",
+            name="triton.update_kv_buffer_fp8",
+            target="rapid_llm.kernels.ops.kvcache.update_kv_buffer:update_kv_buffer_fp8",
             requires=_TRITON,
             dtypes=FLOATS,
             priority=10,

@@ -28,7 +28,7 @@ from rapid_llm.quantization.online import OnlineFormats
 from rapid_llm.runtime.calibration_text import CALIBRATION_TEXT
 from rapid_llm.runtime.kv_calibration import measured_scales
 from rapid_llm.runtime.kv_pool import KVPool, check_bound
-from rapid_llm.runtime.kv_scales import KVScales, given_scales
+from rapid_llm.runtime.kv_scales import KVScales, given_scales, unit_scales
 from rapid_llm.runtime.memory_budget import MemoryBudget
 from rapid_llm.runtime.quantised_cache import KeptFormats, QuantisedCache, load_quantised
 from rapid_llm.runtime.recorded_steps import Model
@@ -120,7 +120,7 @@ def launch_everything(config: EngineConfig, source: CheckpointSource, info: Devi
         free_bytes=1 << 40,
         is_cpu=False,
     )
-    pool = build_pool(sizes, source.config, place)
+    pool = build_pool(sizes, source.config, place, None if place.kv_dtype is None else unit_scales(source.config))
     Worker(sizes, place, network, pool, source.config.vocab_size).prepare(network.of_distinct_layers())
 
 

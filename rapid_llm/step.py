@@ -77,11 +77,11 @@ class SlotSetup:
 
 @dataclass(frozen=True, slots=True)
 class PageUpdate:
-    """A new page of a growing sequence: ``page_table[slot, column] = page``."""
+    """New pages of a sequence: ``page_table[slot, column : column + len(pages)] = pages``."""
 
     slot: int
     column: int
-    page: int
+    pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

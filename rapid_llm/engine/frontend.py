@@ -72,7 +72,7 @@ class Frontend:
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt, add_special_tokens=True)
         is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
-        if is_list and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+        if is_list and all(issubclass(kind, int) and kind is not bool for kind in set(map(type, prompt))):
             return None, list(prompt)
         wanted = "a string or a list of token ids"
         raise RequestError(

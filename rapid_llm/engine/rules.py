@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from rapid_llm.config import ResolvedConfig, SamplingParams
@@ -75,9 +75,9 @@ class RuleMaker:
             raise RequestError("min_tokens is out of range", got=got, wanted=wanted, change="lower min_tokens")
         return count
 
-    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
-        wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-        if wrong is not None:
+    def _check_ids(self, name: str, ids: Collection[int]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
             wanted = f"ids from 0 to {self.vocab_size - 1}"
             raise RequestError(
                 f"{name}: token id out of the vocabulary", got=str(wrong), wanted=wanted, change="send ids of this model"

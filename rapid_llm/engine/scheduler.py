@@ -201,8 +201,9 @@ class Scheduler:
 
     def _tell(self, request: Request, columns: range, step: ScheduledStep) -> None:
         """Put pages that are new to a request into the plan."""
-        slot = request.slot or 0
-        step.plan.pages += [PageUpdate(slot, column, request.pages[column]) for column in columns]
+        if columns:
+            pages = tuple(request.pages[columns.start : columns.stop])
+            step.plan.pages.append(PageUpdate(request.slot or 0, columns.start, pages))
 
     def _place(self, request: Request, count: int, step: ScheduledStep) -> None:
         """Put ``count`` tokens of ``request`` into the plan."""

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from rapid_llm.config import PAGE_SIZE
 from rapid_llm.kvcache.page_allocator import PageAllocator
 
+_PAGE_BYTES = 4 * PAGE_SIZE
+_READ_AT_ONCE = 64  # pages whose ids are turned into bytes together: most lookups end at the first, or far behind it
 PageKey = tuple[int, bytes]
 """What a page is known by."""
 
@@ -49,9 +51,14 @@ class PrefixCache:
         """
         pages: list[int] = []
         at, serial = prefix
-        while at < most and (page := self._pages.get((serial, _page_bytes(ids, at)))) is not None:
-            pages.append(page)
-            at, serial = at + 1, self._contents[page][0]
+        while at < most:
+            content = _bytes(ids, at, min(at + _READ_AT_ONCE, most))
+            for start in range(0, len(content), _PAGE_BYTES):
+                page = self._pages.get((serial, content[start : start + _PAGE_BYTES]))
+                if page is None:
+                    return pages, Prefix(at, serial)
+                pages.append(page)
+                at, serial = at + 1, self._contents[page][0]
         return pages, Prefix(at, serial)
 
     def insert(self, ids: Sequence[int], pages: Sequence[int], prefix: Prefix, end: int) -> Prefix:
@@ -73,7 +80,7 @@ class PrefixCache:
         """What the page after ``prefix`` is known by; None when ``ids`` do not fill it, or what comes before it is forgotten."""
         if (prefix.num_pages + 1) * PAGE_SIZE > len(ids) or prefix.serial not in self._live:
             return None
-        return prefix.serial, _page_bytes(ids, prefix.num_pages)
+        return prefix.serial, _bytes(ids, prefix.num_pages, prefix.num_pages + 1)
 
     def forget(self, pages: Sequence[int]) -> None:
         """Let none of ``pages`` be found again, nor anything that was computed on top of them."""
@@ -88,6 +95,6 @@ class PrefixCache:
         self._live.remove(serial)
 
 
-def _page_bytes(ids: Sequence[int], page: int) -> bytes:
-    """The ids of a sequence's page, in the least memory that can be compared: 4 bytes each."""
-    return array("i", ids[page * PAGE_SIZE : (page + 1) * PAGE_SIZE]).tobytes()
+def _bytes(ids: Sequence[int], page: int, end: int) -> bytes:
+    """The ids of some of a sequence's pages, in the least memory that can be compared: 4 bytes each."""
+    return array("i", ids[page * PAGE_SIZE : end * PAGE_SIZE]).tobytes()

@@ -68,9 +68,14 @@ class BatchBuilder:
         """Enter new pages into the table."""
         if not updates:
             return
-        pages = np.array([(update.slot, update.column, update.page) for update in updates], dtype=np.int32)
-        self._mirror[pages[:, 0], pages[:, 1]] = pages[:, 2]
-        self._update_index(self.page_table, *to_device(tuple(pages.T), self.device))
+        pages = np.fromiter(chain.from_iterable(update.pages for update in updates), np.int32)
+        lengths = [len(update.pages) for update in updates]
+        slots = np.repeat(np.array([update.slot for update in updates], dtype=np.int32), lengths)
+        columns = np.concatenate(
+            [np.arange(update.column, update.column + len(update.pages), dtype=np.int32) for update in updates]
+        )
+        self._mirror[slots, columns] = pages
+        self._update_index(self.page_table, *to_device((slots, columns, pages), self.device))
 
     def arrays(self, plan: StepPlan) -> StepArrays:
         """The indices of a step whose pages are in the table."""

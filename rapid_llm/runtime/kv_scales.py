@@ -9,6 +9,7 @@ import torch
 
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.errors import CheckpointError
+from rapid_llm.models.config import ModelConfig
 
 _CHANGE = "fetch the checkpoint again, or leave kv_dtype out"
 # Of compressed-tensors, and of ModelOpt.
@@ -30,6 +31,12 @@ class KVScales:
         """Of each layer, as kernels take them: on ``device``, each by itself, so that all lie at addresses of one kind."""
         k, v = self.k.to(device), self.v.to(device)
         return [{"k_scale": k_scale.clone(), "v_scale": v_scale.clone()} for k_scale, v_scale in zip(k, v, strict=True)]
+
+
+def unit_scales(model: ModelConfig) -> KVScales:
+    """All 1: for a pool whose numbers nobody looks at."""
+    ones = torch.ones(model.num_layers, model.num_kv_heads)
+    return KVScales(ones, ones, "none")
 
 
 def given_scales(source: CheckpointSource) -> KVScales | None:

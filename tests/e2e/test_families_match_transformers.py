@@ -99,7 +99,7 @@ def run_model(folder, steps, device="cpu", **options):
             if slot not in lengths:
                 plan.slots.append(SlotSetup(slot, 0.0, 0, 1.0, 0.0, 0, -1))
             for column in range(-(-lengths.get(slot, 0) // 16), -(-(start + len(ids)) // 16)):
-                plan.pages.append(PageUpdate(slot, column, free_pages.pop(0)))
+                plan.pages.append(PageUpdate(slot, column, (free_pages.pop(0),)))
             lengths[slot] = start + len(ids)
             (plan.decodes if len(ids) == 1 else plan.prefills).append(Chunk(slot, start, tuple(ids), samples=True))
         worker.submit(plan)

@@ -43,8 +43,9 @@ class FakeWorker:
         for setup in plan.slots:
             self.seeds[setup.slot] = setup.seed
         for update in plan.pages:
-            assert 0 <= update.column < self.config.pages_per_sequence, "a page past the end of the table"
-            self.table[update.slot, update.column] = update.page
+            end = update.column + len(update.pages)
+            assert 0 <= update.column < end <= self.config.pages_per_sequence, "a page past the end of the table"
+            self.table.update(((update.slot, update.column + i), page) for i, page in enumerate(update.pages))
         assert all(chunk.length == 1 for chunk in plan.decodes)
         chunks = plan.chunks
         assert len({chunk.slot for chunk in chunks}) == len(chunks), "a slot runs twice in one step"

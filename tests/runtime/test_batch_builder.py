@@ -30,12 +30,10 @@ def test_decodes_come_first_and_every_tensor_follows_the_packed_order(builder):
         decodes=[Chunk(2, 17, (), samples=True), Chunk(0, 3, (9,), samples=True)],
         prefills=[Chunk(3, 15, (4, 5, 6), samples=False), Chunk(1, 0, (7, 8), samples=True)],
         pages=[
-            PageUpdate(2, 0, 5),
-            PageUpdate(2, 1, 11),
-            PageUpdate(0, 0, 2),
-            PageUpdate(3, 0, 7),
-            PageUpdate(3, 1, 1),
-            PageUpdate(1, 0, 0),
+            PageUpdate(2, 0, (5, 11)),
+            PageUpdate(0, 0, (2,)),
+            PageUpdate(3, 0, (7, 1)),
+            PageUpdate(1, 0, (0,)),
         ],
     )
     batch = build(builder, plan, last_ids)
@@ -57,8 +55,8 @@ def test_decodes_come_first_and_every_tensor_follows_the_packed_order(builder):
 
 def test_pages_of_earlier_steps_are_remembered(builder):
     last_ids = torch.zeros(4, dtype=torch.int32)
-    build(builder, StepPlan(prefills=[Chunk(1, 0, tuple(range(16)), samples=True)], pages=[PageUpdate(1, 0, 9)]), last_ids)
-    batch = build(builder, StepPlan(decodes=[Chunk(1, 16, (), samples=True)], pages=[PageUpdate(1, 1, 3)]), last_ids)
+    build(builder, StepPlan(prefills=[Chunk(1, 0, tuple(range(16)), samples=True)], pages=[PageUpdate(1, 0, (9,))]), last_ids)
+    batch = build(builder, StepPlan(decodes=[Chunk(1, 16, (), samples=True)], pages=[PageUpdate(1, 1, (3,))]), last_ids)
     assert batch.slot_mapping.tolist() == [3 * PAGE_SIZE]
     assert batch.page_table[1, :2].tolist() == [9, 3]
     assert batch.chunk_bounds.tolist() == [1]

@@ -8,6 +8,7 @@ from rapid_llm.build import build_engine, choose_placement
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
 from rapid_llm.errors import CheckpointError, ConfigError
+from rapid_llm.kernels.device import device_info
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.registry import architecture
 from rapid_llm.runtime.kv_calibration import MARGIN, measured_scales
@@ -45,7 +46,7 @@ def every(name, values):
 def measured(folder, dtype="float32", ids=IDS, **changes):
     """What is measured on ``ids``."""
     config, source = EngineConfig(device="cpu", dtype=dtype, kv_dtype="fp8_e4m3"), open_checkpoint(folder)
-    place = choose_placement(config, source)
+    place = choose_placement(config, source, device_info("cpu"))
     network = architecture(source.config.architecture).load()(place, source.config, max_positions=256, tied_head=True)
     load_weights(source, network.weights())
     for change in changes.values():
@@ -176,5 +177,7 @@ def test_twice_the_rows_of_bfloat16_fit_into_the_same_memory(folder):
         config = EngineConfig(device="cpu", dtype="bfloat16", kv_dtype=kv_dtype, memory_fraction=1e-7)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rapid_llm.build.free_host_bytes", lambda: 16 * 1024 * 1024 * 10_000)
-            rows[kv_dtype] = resolve_sizes(config, source.config, choose_placement(config, source)).max_kv_tokens
+            rows[kv_dtype] = resolve_sizes(
+                config, source.config, choose_placement(config, source, device_info("cpu"))
+            ).max_kv_tokens
     assert rows["fp8_e4m3"] in (2 * rows[None], 2 * rows[None] + 16)

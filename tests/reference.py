@@ -49,6 +49,7 @@ __all__ = [
     "fused_moe_w8a16",
     "gather_columns",
     "int8_gemm",
+    "mask_logits",
     "mxfp4_gemm",
     "nearest_e4m3",
     "nvfp4_gemm",

@@ -22,7 +22,7 @@ from rapid_llm.kernels.ops.tile_policy import tiles_of_one_batch
 Function = Callable[..., Any]
 
 # They move numbers, or make each of its own by operations that are rounded exactly: nothing is summed.
-_EXACT = frozenset(("vocab_embedding", "update_kv_buffer", "update_kv_index", "gather_columns", "adjust_logits"))
+_EXACT = frozenset(("vocab_embedding", "update_kv_buffer", "update_kv_index", "gather_columns", "adjust_logits", "mask_logits"))
 # Ops whose native rows sum in the order of their tile alone. Those of quantised weights and of experts are not looked into yet.
 _ORDERED_BY_TILE = frozenset(
     ("dense_gemm", "flashattention2_nopad", "rms_norm", "add_rms_norm", "swiglu", "rope", "sample", "top_logprobs")

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -11,6 +12,8 @@ from rapid_llm.checkpoint.gguf import GgufCheckpoint
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.config import PAGE_SIZE, EngineConfig, ResolvedConfig, resolve
 from rapid_llm.engine.engine import Engine
+from rapid_llm.engine.grammar import Grammars, model_vocabulary
+from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.errors import CheckpointError, ConfigError
 from rapid_llm.kernels.device import DeviceInfo, current_device
 from rapid_llm.kernels.dispatcher.dispatch import choose, fallback_summary, verified_elsewhere_summary
@@ -36,9 +39,13 @@ Progress = Callable[[int, int, float], None]
 
 
 def build_engine(
-    config: EngineConfig, source: CheckpointSource, ledger: StartupLedger, progress: Progress | None = None
+    config: EngineConfig,
+    source: CheckpointSource,
+    ledger: StartupLedger,
+    progress: Progress | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Engine:
-    """Wire model, pool, worker, scheduler.
+    """Wire model, pool, worker, scheduler, and what follows grammars; ``tokenizer`` where the caller has the model's already.
 
     Raises:
         ConfigError: a setting that this model or device cannot honour.
@@ -46,6 +53,7 @@ def build_engine(
         NoKernelError: an op that nothing serves here.
     """
     place = choose_placement(config, source)
+    grammars = Grammars(partial(model_vocabulary, source, tokenizer))  # reads the vocabulary while weights are loaded
     if config.quantize is not None:
         place = replace(place, formats=KeptFormats(place.formats))
     model = source.config
@@ -78,7 +86,7 @@ def build_engine(
     for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
         if line and place.info.type != "cpu":
             logger.warning(line)
-    return Engine(resolved, worker)
+    return Engine(resolved, worker, grammars)
 
 
 def _load(

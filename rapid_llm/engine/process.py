@@ -115,6 +115,9 @@ class EngineProcess:
     def _step(self, engine: Engine) -> None:
         start = time.perf_counter()
         outputs = engine.step()
+        while engine.refused:
+            request_id, error = engine.refused.popitem()
+            self._channel.send(Refused(request_id, Fault.of(error)))
         self._step_seconds = time.perf_counter() - start
         self._num_steps += 1
         if outputs:

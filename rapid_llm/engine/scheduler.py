@@ -212,13 +212,15 @@ class Scheduler:
         newest = request.holds_newest and count == 1
         token_ids = () if newest else tuple(request.token_ids[start:end])
         targets = _score(request, end, step) if request.rules.needs_prompt_logits else ()
-        chunk = Chunk(slot, start, token_ids, samples, targets)
+        mask = (request.mask or b"") if samples else b""
+        chunk = Chunk(slot, start, token_ids, samples, targets, mask)
         (step.plan.decodes if count == 1 else step.plan.prefills).append(chunk)
         if end // PAGE_SIZE > request.prefix.num_pages:
             step.written.append((request, end // PAGE_SIZE, request.num_preemptions))
         request.num_computed = end
         if samples:
             request.num_in_flight += 1
+            request.mask = None if request.rules.grammar is not None else b""
             request.holds_newest = True
             step.sampled[slot] = request
 

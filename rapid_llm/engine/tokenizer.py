@@ -91,6 +91,11 @@ class Tokenizer:
         """Tokens that ``skip_special_tokens`` leaves out."""
         return self._bytes.special_ids
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token with this text, if there is one."""
+        ids = self.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 and ids[0] in self.special_ids else None
+
     def token_text(self, token_id: int) -> str:
         """Text of one token as it stands inside a text; empty for an unknown id."""
         return self.bytes_of([token_id], skip_special_tokens=False).decode("utf-8", "replace")

@@ -89,7 +89,7 @@ class Grammars:
             if found is None:
                 found = self._cache[grammar] = self._compiling.submit(lambda: self._tokens.result().way(grammar))
                 found.add_done_callback(self._tell)
-                if len(self._cache) > CACHED:
+                while len(self._cache) > CACHED:
                     self._cache.popitem(last=False)
             self._cache.move_to_end(grammar)
             return found

@@ -22,41 +22,14 @@ PARSERS = {
     "reasoning-hermes": lambda: ReasoningParser(HermesParser()),
     "reasoning-inside": lambda: ReasoningParser(MistralParser(), inside=True),
 }
-PIECES = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "<|python_tag|>",
-        "<think>",
-        "</think>",
-        "<",
-        "[",
-        "]",
-        "{",
-        "}",
-        '"',
-        "\\",
-        "\n",
-        " ",
-        ",",
-        ";",
-        ":",
-        "f",
-        "x",
-        "1",
-        "true",
-        '"name": "f"',
-        '"arguments": {',
-        '"parameters": {}',
-        "{}",
-        "é",
-        '{"name": "f", "arguments": {"a": [1, "}"]}}',
-        '{"name": "f", "parameters": {"b": "<"}}',
-        '{"name": "unknown", "parameters": {}}',
-    ]
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>")
+PARTS = ('"name": "f"', '"arguments": {', '"parameters": {}', "{}", "true", *'<[]{}" ,;:fx1é\\\n')
+WHOLE = (
+    '{"name": "f", "arguments": {"a": [1, "}"]}}',
+    '{"name": "f", "parameters": {"b": "<"}}',
+    '{"name": "unknown", "parameters": {}}',
 )
+PIECES = st.sampled_from(MARKS + PARTS + WHOLE)
 TEXTS = st.lists(PIECES, max_size=14).map("".join)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=6),

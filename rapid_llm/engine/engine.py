@@ -62,6 +62,12 @@ class Engine:
         """Whether a call of step() can bring something."""
         return bool(self._requests or self._in_flight)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no slot: in the queue, or before it while their grammar is compiled."""
+        before = sum(not self._constraints[name].is_compiled for name in self._unmasked)
+        return before + len(self.scheduler.waiting)
+
     def add(self, request: Request) -> None:
         """Queue a request.
 

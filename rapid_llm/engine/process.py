@@ -148,7 +148,7 @@ class EngineProcess:
     def _stats(self, engine: Engine) -> Stats:
         scheduler, num_pages = engine.scheduler, engine.config.num_pages
         used_pages = num_pages - scheduler.allocator.num_free
-        return Stats(len(scheduler.waiting), len(scheduler.running), used_pages, num_pages, self._num_steps, self._step_seconds)
+        return Stats(engine.num_waiting, len(scheduler.running), used_pages, num_pages, self._num_steps, self._step_seconds)
 
     def _report(self, phase: str, done: int = 0, total: int = 0) -> None:
         self._channel.send(Progress(phase, done, total))

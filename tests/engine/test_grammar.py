@@ -12,7 +12,7 @@ from rapid_llm.engine.grammar import Allowed, Constraint, Grammars, Vocabulary
 from rapid_llm.engine.request import Request, TokenRules
 from rapid_llm.errors import RequestError
 from rapid_llm.step import NO_WAY_ON, SampledToken, StepResult
-from tests.engine.fake_worker import VOCAB, FakeWorker, Finished, continuation, next_id
+from tests.engine.fake_worker import FakeWorker, Finished, continuation, next_id
 from tests.engine.harness import assert_nothing_leaked, assert_pages_are_sound, collect, make_engine, request, take
 
 END = 96

@@ -231,7 +231,7 @@ class Way:
         found = int.from_bytes(matcher.compute_bitmask(), "little") if not matcher.is_error() else 0
         if matcher.is_error():
             return Allowed(problem=matcher.get_error()[:_SHOWN])
-        mask = found & tokens.all_ids & ~tokens.end_ids
+        mask = found & tokens.all_ids
         if not mask:
             return Allowed(is_complete=True) if found & tokens.end_mark else Allowed(problem="no token may follow")
         if found & tokens.end_mark and self._may_end:

@@ -247,6 +247,13 @@ def test_a_mask_holds_the_tokens_that_go_on_and_the_end_where_it_may_be():
     assert ids_of(told(grammars, constraint)) == {ord("/")}
 
 
+def test_a_grammar_may_name_the_end_of_text_itself():
+    grammars, constraint = follow(Grammar("lark", 'start: "a" </s>'))
+    told(grammars, constraint)
+    constraint.take(ord("a"))
+    assert ids_of(told(grammars, constraint)) == {257}
+
+
 def test_without_an_end_of_text_to_sample_only_what_must_end_ends():
     grammars, constraint = follow(Grammar("regex", "ab?"), may_end=False)
     constraint_ids = ids_of(told(grammars, constraint))

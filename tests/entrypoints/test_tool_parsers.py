@@ -83,6 +83,14 @@ def test_a_text_without_a_call_comes_out_as_it_is(kind, text):
         assert content_of(events) == text
 
 
+@pytest.mark.parametrize("kind", ["hermes", "mistral", "llama3"])
+@given(text=TEXTS)
+def test_no_word_is_lost_whatever_becomes_of_the_calls_around_it(kind, text):
+    events = parse(PARSERS[kind](), [text])
+    told = content_of(events) + "".join(name + arguments for name, arguments in calls_of(events))
+    assert told.count("x") == text.count("x")
+
+
 @given(text=TEXTS)
 def test_a_text_without_reasoning_comes_out_as_it_is(text):
     events = parse(ReasoningParser(), [text])
@@ -128,6 +136,7 @@ def test_calls_are_read_as_they_were_written(kind, calls, pad, places):
         ("hermes", '<tool_call>{"nome": "f"}</tool_call> or', '<tool_call>{"nome": "f"}</tool_call> or', []),
         ("hermes", '<tool_call><tool_call>{"name": "f", "arguments": {}}', "<tool_call>", [("f", "{}")]),
         ("hermes", "1 <tool_cal", "1 <tool_cal", []),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}} oops </tool_call>', " oops </tool_call>", [("f", "{}")]),
         ("mistral", 'ok[TOOL_CALLS][{"name": "f", "arguments": {}}, no', "ok, no", [("f", "{}")]),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"a": 1} bye', " bye", [("f", '{"a": 1}')]),
         ("mistral", "[TOOL_CALLS] what?", "[TOOL_CALLS] what?", []),

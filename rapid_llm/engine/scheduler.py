@@ -69,6 +69,7 @@ class Scheduler:
         self.num_preemptions = 0
         # Everybody who runs needs a token in each step.
         self._free_slots = list(range(min(config.max_num_seqs, config.max_batched_tokens) - 1, -1, -1))
+        self._untold = StepPlan()
         self._head_waits = False  # for pages: until some are given back, another look at it is not worth its time
 
     def add(self, request: Request) -> None:
@@ -88,7 +89,18 @@ class Scheduler:
                 self._place(request, 1, step)
         step.load.add_decodes(step.plan.decodes)
         self._prefill([request for request in prefills if request.slot is not None], step)
-        return step if step.plan.decodes or step.plan.prefills else None
+        return step if self._is_due(step.plan) else None
+
+    def _is_due(self, plan: StepPlan) -> bool:
+        """Whether a plan runs anything. What a plan that does not would tell of slots and pages, the next one tells."""
+        before, self._untold = self._untold, StepPlan()
+        if before.slots or before.pages:
+            plan.slots = list({setup.slot: setup for setup in before.slots + plan.slots}.values())
+            plan.pages = list({(update.slot, update.column): update for update in before.pages + plan.pages}.values())
+        if plan.decodes or plan.prefills:
+            return True
+        self._untold = plan
+        return False
 
     def collect(self, step: ScheduledStep, result: StepResult) -> None:
         """Take in that a step is done: full pages can be found from now on, and its time is known.

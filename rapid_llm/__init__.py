@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rapid_llm.version import __version__
 
 if TYPE_CHECKING:
-    from rapid_llm.config import EngineConfig, SamplingParams
+    from rapid_llm.config import EngineConfig, Grammar, SamplingParams
     from rapid_llm.engine.output import CompletionOutput, Logprob, RequestOutput
     from rapid_llm.entrypoints.async_llm import AsyncLLM
     from rapid_llm.entrypoints.llm import LLM
@@ -26,6 +26,7 @@ _EXPORTS = {
     "AsyncLLM": "rapid_llm.entrypoints.async_llm",
     "EngineConfig": "rapid_llm.config",
     "SamplingParams": "rapid_llm.config",
+    "Grammar": "rapid_llm.config",
     "CompletionOutput": "rapid_llm.engine.output",
     "Logprob": "rapid_llm.engine.output",
     "RequestOutput": "rapid_llm.engine.output",
@@ -43,6 +44,7 @@ __all__ = [  # noqa: RUF022  (in the order a reader meets them)
     "LLM",
     "AsyncLLM",
     "SamplingParams",
+    "Grammar",
     "EngineConfig",
     "RequestOutput",
     "CompletionOutput",

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rapid_llm.checkpoint.gguf import GgufCheckpoint
 from rapid_llm.checkpoint.source import CheckpointSource
 from rapid_llm.config import PAGE_SIZE, EngineConfig, ResolvedConfig, resolve
 from rapid_llm.engine.engine import Engine
+from rapid_llm.engine.grammar import Grammars, model_vocabulary
 from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.errors import CheckpointError, ConfigError
 from rapid_llm.kernels.device import DeviceInfo, current_device
@@ -48,14 +50,16 @@ def build_engine(
     ledger: StartupLedger,
     progress: Progress | None = None,
     compiled: Callable[[], None] = lambda: None,
+    tokenizer: Tokenizer | None = None,
 ) -> Engine:
-    """Wire model, pool, worker, scheduler.
+    """Wire model, pool, worker, scheduler, and what follows grammars.
 
     Args:
         config, source: what to build, and its weights.
         ledger: where its phases are noted.
         progress: told how far the weights are.
         compiled: returns when the kernels that this engine launches are in Triton's cache, where others compile them.
+        tokenizer: the model's, where the caller has it already.
 
     Raises:
         ConfigError: a setting that this model or device cannot honour.
@@ -66,6 +70,7 @@ def build_engine(
         place = choose_placement(config, source, current_device(config.device))
         if place.device.type == "cuda":
             torch.cuda.synchronize()  # makes the context
+    grammars = Grammars(partial(model_vocabulary, source, tokenizer))
     if config.quantize is not None:
         place = replace(place, formats=KeptFormats(place.formats))
     model = source.config
@@ -105,7 +110,7 @@ def build_engine(
             for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
                 if line:
                     logger.warning(line)
-    return Engine(resolved, worker)
+    return Engine(resolved, worker, grammars)
 
 
 def launch_everything(config: EngineConfig, source: CheckpointSource, info: DeviceInfo) -> None:

@@ -1,5 +1,6 @@
 """Every knob a user may set, and resolve(), which leaves no "auto" and no None. Torch-free."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -25,6 +26,9 @@ QUANTIZE = ("fp8", "int8", "int4", "nvfp4")
 """What ``EngineConfig.quantize`` may name."""
 KV_DTYPES = ("fp8_e4m3",)
 """What ``EngineConfig.kv_dtype`` may name."""
+GRAMMARS = ("json_schema", "json_object", "regex", "lark")
+"""What ``Grammar.kind`` may name."""
+MAX_GRAMMAR_CHARS = 100_000
 GGUF = ("keep", "dequantise")
 """What ``EngineConfig.gguf`` may name."""
 
@@ -226,11 +230,39 @@ def resolve(
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """What the text of an answer may be (docs/structured-output.md).
+
+    Attributes:
+        kind: "json_schema", "json_object" (any object), "regex" or "lark" (llguidance's dialect of it).
+        source: the schema as JSON, the expression or the grammar; empty for "json_object". At most 100,000 characters.
+    """
+
+    kind: str
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMARS:
+            raise _refused("grammar kind", self.kind, " | ".join(GRAMMARS))
+        if not isinstance(self.source, str) or bool(self.source) == (self.kind == "json_object"):
+            wanted = "no source" if self.kind == "json_object" else f"the {self.kind} as a string"
+            raise RequestError(
+                "grammar: the source cannot be used", got=f"{self.source!r:.80}", wanted=wanted, change="pass that"
+            )
+        if len(self.source) > MAX_GRAMMAR_CHARS:
+            got, wanted = f"{len(self.source):,} characters", f"at most {MAX_GRAMMAR_CHARS:,}"
+            raise RequestError(f"grammar: the {self.kind} is too long", got=got, wanted=wanted, change="make it simpler")
+        if self.kind == "json_schema":
+            _check_json(self.source)
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How the answer to one request is drawn and where it ends. The defaults are plain sampling to the end of the context.
 
     Logits are changed in this order: repetition, frequency and presence penalties, ``logit_bias``, bans (``bad_words``,
-    ``min_tokens``), temperature, top_k, top_p, min_p. A request whose every token is banned ends with an error of its own.
+    ``min_tokens``, ``grammar``), temperature, top_k, top_p, min_p. A request whose every token is banned ends with an error of
+    its own.
 
     Attributes:
         temperature: 0 is greedy; otherwise logits are divided by it.
@@ -260,6 +292,8 @@ class SamplingParams:
             listed, and at temperature 0 it holds the chosen token alone.
         prompt_logprobs: None, or how many of the likeliest tokens to report for each token of the prompt beside that token
             itself (0 to 20), always of the model's own distribution.
+        grammar: what the text may be; None is anything. Tokens that it does not allow are banned, special ones among them. Where
+            it may end, the end of text is allowed; where it must, the answer ends.
         skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -282,6 +316,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: str = "raw"
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -306,6 +341,8 @@ class SamplingParams:
         if self.logprobs_mode != "raw" and self.logprobs is None:
             wanted, change = "a number of logprobs with it", "set logprobs, or leave logprobs_mode out"
             raise RequestError("logprobs_mode has no effect alone", got=self.logprobs_mode, wanted=wanted, change=change)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise _refused("grammar", self.grammar, "a Grammar or None")
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         object.__setattr__(self, "stop_token_ids", _id_tuple(self.stop_token_ids))
@@ -348,6 +385,17 @@ def _check_int(name: str, value: Any, low: int, high: int | None, wanted: str, *
         return
     if not _is_int(value) or value < low or (high is not None and value > high):
         raise _refused(name, value, wanted)
+
+
+def _check_json(schema: str) -> None:
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        got, wanted = str(error) or "nesting without an end", "a JSON object"
+        raise RequestError("grammar: the json_schema is no JSON", got=got, wanted=wanted, change="correct it") from error
+    if not isinstance(parsed, dict | bool):
+        got, wanted = type(parsed).__name__, "a JSON object"
+        raise RequestError("grammar: the json_schema cannot be used", got=got, wanted=wanted, change="pass a schema")
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-NO_NUMBER, ALL_BANNED = -1, -2
-"""What stands in place of an id where there was none to sample: logits that are damaged, or every token banned."""
+NO_NUMBER, ALL_BANNED, NO_WAY_ON = -1, -2, -3
+"""What stands in place of an id where there was none to sample: logits that are damaged, every token banned, or a grammar that
+cannot go on."""
 
 FOREVER = 2**31 - 1
 """A position that no sequence reaches."""
@@ -93,6 +94,7 @@ class Chunk:
         start: position of the first token in the sequence.
         token_ids: the ids; empty means the one token that the device sampled last for this slot and still holds.
         samples: whether the token after this chunk is sampled.
+        mask: with ``samples``, a bit for each id that may be sampled, little end first, in words of 32; empty allows all.
         targets: ids of the prompt whose log-probs are asked for: each follows one of the chunk's last tokens, the one whose
             successor is sampled left out.
     """
@@ -102,6 +104,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     samples: bool
     targets: tuple[int, ...] = ()
+    mask: bytes = b""
 
     @property
     def length(self) -> int:

@@ -35,7 +35,14 @@ from rapid_llm.kernels.reference.quantization import (
     w8a16_gemm,
 )
 from rapid_llm.kernels.reference.rotary import rope
-from rapid_llm.kernels.reference.sampling import adjust_logits, filtered_probabilities, philox4x32, sample, top_logprobs
+from rapid_llm.kernels.reference.sampling import (
+    adjust_logits,
+    filtered_probabilities,
+    mask_logits,
+    philox4x32,
+    sample,
+    top_logprobs,
+)
 
 __all__ = [
     "add_rms_norm",
@@ -56,6 +63,7 @@ __all__ = [
     "fused_moe_w8a16",
     "gather_columns",
     "int8_gemm",
+    "mask_logits",
     "mxfp4_gemm",
     "nearest_e4m3",
     "nvfp4_gemm",

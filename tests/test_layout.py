@@ -86,6 +86,7 @@ TORCH_FREE = [
     "rapid_llm.kernels.ops.tile_policy",
     "rapid_llm.entrypoints.async_llm",
     "rapid_llm.entrypoints.cli",
+    "rapid_llm.entrypoints.tools",
 ]
 
 

@@ -115,6 +115,9 @@ class EngineProcess:
     def _step(self, engine: Engine) -> None:
         start = time.perf_counter()
         outputs = engine.step()
+        while engine.refused:
+            request_id, error = engine.refused.popitem()
+            self._channel.send(Refused(request_id, Fault.of(error)))
         self._step_seconds = time.perf_counter() - start
         self._num_steps += 1
         if outputs:
@@ -145,7 +148,7 @@ class EngineProcess:
     def _stats(self, engine: Engine) -> Stats:
         scheduler, num_pages = engine.scheduler, engine.config.num_pages
         used_pages = num_pages - scheduler.allocator.num_free
-        return Stats(len(scheduler.waiting), len(scheduler.running), used_pages, num_pages, self._num_steps, self._step_seconds)
+        return Stats(engine.num_waiting, len(scheduler.running), used_pages, num_pages, self._num_steps, self._step_seconds)
 
     def _report(self, phase: str, done: int = 0, total: int = 0) -> None:
         self._channel.send(Progress(phase, done, total))

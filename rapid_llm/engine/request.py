@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rapid_llm.config import Grammar
 from rapid_llm.kvcache.prefix_cache import Prefix
 from rapid_llm.step import Adjust, SampledToken
 
@@ -18,6 +19,7 @@ class TokenRules:
         end_ids: the model's own end-of-text ids; they end the request and are not part of its output.
         stop_ids: ids that the user asked to end it; not part of its output either.
         temperature, top_k, top_p, min_p, seed, logprobs, processed, prompt_logprobs, adjust: as in step.SlotSetup.
+        grammar: what the answer may be; None is anything.
     """
 
     max_new_tokens: int
@@ -32,6 +34,7 @@ class TokenRules:
     processed: bool = False
     prompt_logprobs: int = -1
     adjust: Adjust | None = None
+    grammar: Grammar | None = None
 
     @property
     def needs_prompt_logits(self) -> bool:
@@ -56,6 +59,7 @@ class Request:
         prefix: its leading pages that the prefix cache knows.
         num_cached_tokens: prompt tokens whose K and V it took from the prefix cache when it first ran.
         num_preemptions: times it lost its pages and was computed anew.
+        mask: ids that may come next, as in Chunk; None while that is not known yet, empty without a grammar.
         finish_reason: None while it is alive.
     """
 
@@ -72,10 +76,13 @@ class Request:
     prefix: Prefix = field(default_factory=Prefix)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    mask: bytes | None = None
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.token_ids)
+        if self.rules.grammar is None:
+            self.mask = b""
 
     @property
     def num_tokens(self) -> int:
@@ -84,10 +91,13 @@ class Request:
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens whose K and V no submitted step writes yet; 0 once the last id that may be asked for is in flight."""
+        """Tokens whose K and V no submitted step writes yet; 0 once the last id that may be asked for is in flight.
+
+        The last one is not to be computed, since an id is sampled with it, before it is known which may be.
+        """
         if self.num_tokens - self.prompt_len >= self.rules.max_new_tokens:
             return 0
-        return self.num_tokens - self.num_computed
+        return self.num_tokens - self.num_computed - (self.mask is None)
 
     @property
     def num_to_score(self) -> int:
@@ -105,7 +115,7 @@ class TokenOutput:
         finish_reason: set with the last output of a request.
         stop_id: the id of ``stop_ids`` that ended it, if one did.
         prompt: tokens of the prompt, in their order, whose log-probs have come.
-        failure: with finish_reason "error": NO_NUMBER or ALL_BANNED of step.py.
+        failure: with finish_reason "error": NO_NUMBER, ALL_BANNED or NO_WAY_ON of step.py.
         num_cached_tokens: as in Request.
     """
 

@@ -61,6 +61,7 @@ class RuleMaker:
             processed=params.logprobs_mode == "processed",
             prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             adjust=self._adjust(len(ids), params, end_ids),
+            grammar=params.grammar,
         )
         others = (replace(first, seed=_derived(first.seed, index), prompt_logprobs=-1) for index in range(1, params.n))
         return [first, *others]

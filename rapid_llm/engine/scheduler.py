@@ -69,6 +69,7 @@ class Scheduler:
         self.num_preemptions = 0
         # Everybody who runs needs a token in each step.
         self._free_slots = list(range(min(config.max_num_seqs, config.max_batched_tokens) - 1, -1, -1))
+        self._untold = StepPlan()
         self._head_waits = False  # for pages: until some are given back, another look at it is not worth its time
 
     def add(self, request: Request) -> None:
@@ -88,7 +89,23 @@ class Scheduler:
                 self._place(request, 1, step)
         step.load.add_decodes(step.plan.decodes)
         self._prefill([request for request in prefills if request.slot is not None], step)
-        return step if step.plan.decodes or step.plan.prefills else None
+        return step if self._is_due(step.plan) else None
+
+    def _is_due(self, plan: StepPlan) -> bool:
+        """Whether a plan runs anything. What a plan that does not would tell of slots and pages, the next one tells."""
+        before, self._untold = self._untold, StepPlan()
+        if before.slots or before.pages:
+            plan.slots = list({setup.slot: setup for setup in before.slots + plan.slots}.values())
+            pages = {
+                (update.slot, column): page
+                for update in before.pages + plan.pages
+                for column, page in enumerate(update.pages, update.column)
+            }
+            plan.pages = [PageUpdate(slot, column, (page,)) for (slot, column), page in pages.items()]
+        if plan.decodes or plan.prefills:
+            return True
+        self._untold = plan
+        return False
 
     def collect(self, step: ScheduledStep, result: StepResult) -> None:
         """Take in that a step is done: full pages can be found from now on, and its time is known.
@@ -213,13 +230,15 @@ class Scheduler:
         newest = request.holds_newest and count == 1
         token_ids = () if newest else tuple(request.token_ids[start:end])
         targets = _score(request, end, step) if request.rules.needs_prompt_logits else ()
-        chunk = Chunk(slot, start, token_ids, samples, targets)
+        mask = (request.mask or b"") if samples else b""
+        chunk = Chunk(slot, start, token_ids, samples, targets, mask)
         (step.plan.decodes if count == 1 else step.plan.prefills).append(chunk)
         if end // PAGE_SIZE > request.prefix.num_pages:
             step.written.append((request, end // PAGE_SIZE, request.num_preemptions))
         request.num_computed = end
         if samples:
             request.num_in_flight += 1
+            request.mask = None if request.rules.grammar is not None else b""
             request.holds_newest = True
             step.sampled[slot] = request
 

@@ -8,11 +8,14 @@ from rapid_llm.engine.output import LOWEST_LOGPROB, CompletionOutput, Logprob, R
 from rapid_llm.engine.request import FinishReason, TokenOutput
 from rapid_llm.engine.stop import StopChecker
 from rapid_llm.engine.tokenizer import Tokenizer
-from rapid_llm.step import ALL_BANNED, NO_NUMBER, SampledToken
+from rapid_llm.errors import RapidError
+from rapid_llm.step import ALL_BANNED, NO_NUMBER, NO_WAY_ON, SampledToken
 
 _FAILURES = {
     NO_NUMBER: "the model's output held no number to sample from (NaN, or -inf alone): the weights or the KV pool are damaged",
-    ALL_BANNED: "every token was banned: by logit_bias, bad_words or min_tokens, or all of them together; ban fewer",
+    ALL_BANNED: "every token was banned: by logit_bias, bad_words, min_tokens or the grammar, or all of them together; ban fewer",
+    NO_WAY_ON: "the grammar could not be followed any further: it is too complex, or no token of the model goes on from here; "
+    "make it simpler",
 }
 
 
@@ -65,6 +68,11 @@ class TextRequest:
         if update.finish_reason is not None:
             self._end(update)
         return False
+
+    def fail(self, error: RapidError) -> None:
+        """End with an error that is not of a step."""
+        self.output.error = str(error)
+        self._finish("error", None)
 
     def _add_prompt_token(self, token: SampledToken) -> None:
         if self.output.prompt_logprobs is not None:

@@ -86,6 +86,16 @@ class Tokenizer:
         """UTF-8 bytes of ``ids``, which may begin or end inside a character; no leading space is dropped."""
         return self._bytes.join(ids, skip_special_tokens=skip_special_tokens)
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that ``skip_special_tokens`` leaves out."""
+        return self._bytes.special_ids
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token with this text, if there is one."""
+        ids = self.encode(text, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 and ids[0] in self.special_ids else None
+
     def token_text(self, token_id: int) -> str:
         """Text of one token as it stands inside a text; empty for an unknown id."""
         return self.bytes_of([token_id], skip_special_tokens=False).decode("utf-8", "replace")

@@ -71,7 +71,7 @@ class LLM:
             with self.ledger.phase("import torch"):
                 from rapid_llm.build import build_engine
             source, self.tokenizer = opened.result()
-            self._engine = build_engine(self.config, source, self.ledger, progress, compilers.wait)
+            self._engine = build_engine(self.config, source, self.ledger, progress, compilers.wait, self.tokenizer)
         with self.ledger.phase("checks of requests"):
             self._frontend = Frontend(source, self.tokenizer, self._engine.config)
         self._live: dict[str, TextRequest] = {}
@@ -177,6 +177,8 @@ class LLM:
         prepared: list[_Prepared] = []
         for (text, ids), its in zip(encoded, params, strict=True):
             rules = self._frontend.rules(ids, its)
+            if its.grammar is not None and self._engine.grammars is not None:
+                self._engine.grammars.check(its.grammar)
             answers = self._frontend.follow(str(next(self._numbers)), (text, ids), its, continues=continues)
             prepared += [(one, Request(one.id, list(ids), its_rules)) for one, its_rules in zip(answers, rules, strict=True)]
         return prepared
@@ -197,6 +199,9 @@ class LLM:
                     self.ledger.mark_first_token()
                 if request.take(update):
                     self._engine.abort(update.request_id)
+            while self._engine.refused:
+                request_id, error = self._engine.refused.popitem()
+                self._live[request_id].fail(error)
 
     def _drop(self, answers: list[TextRequest]) -> None:
         with self._lock:

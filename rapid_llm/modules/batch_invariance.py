@@ -24,7 +24,15 @@ Function = Callable[..., Any]
 _ATTENTION = ("flashattention2_nopad", "flashattention2_nopad_fp8")
 # They move numbers, or make each of its own by operations that are rounded exactly: nothing is summed.
 _EXACT = frozenset(
-    ("vocab_embedding", "update_kv_buffer", "update_kv_buffer_fp8", "update_kv_index", "gather_columns", "adjust_logits")
+    (
+        "vocab_embedding",
+        "update_kv_buffer",
+        "update_kv_buffer_fp8",
+        "update_kv_index",
+        "gather_columns",
+        "adjust_logits",
+        "mask_logits",
+    )
 )
 # Ops whose native rows sum in the order of their tile alone. Those of quantised weights and of experts are not looked into yet.
 _ORDERED_BY_TILE = frozenset(("dense_gemm", *_ATTENTION, "rms_norm", "add_rms_norm", "swiglu", "rope", "sample", "top_logprobs"))

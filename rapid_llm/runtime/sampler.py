@@ -1,6 +1,6 @@
 """Logits -> ids: the sampling values of every slot live on the device, and so does the id that each slot sampled last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +9,7 @@ from rapid_llm.config import ResolvedConfig
 from rapid_llm.modules.placement import Placement
 from rapid_llm.runtime.adjuster import Adjuster
 from rapid_llm.runtime.distribution import drawn_scores
+from rapid_llm.runtime.masks import Masks
 from rapid_llm.runtime.transfers import to_pinned
 from rapid_llm.step import ALL_BANNED, NO_NUMBER, SampledToken, SlotSetup
 
@@ -23,7 +24,7 @@ class SampledStep:
         num_logprobs: what each row asked for; -1 is none at all.
         logprob_ids, logprobs: [S, n + 1] for the largest n that a row asked for; None when no row asked.
         adjusted: [S, vocab_size] what the ids were drawn from, on the device; None when that were the logits themselves.
-        edited: slots whose tokens are raised or banned one by one.
+        edited: slots some of whose tokens are banned.
     """
 
     slots: tuple[int, ...]
@@ -78,6 +79,7 @@ class Sampler:
         self._vocab_size, self._dtype = vocab_size, place.dtype
         self._sample = place.kernel("sample", vocab_size=vocab_size)
         self._adjust = Adjuster(config, place, vocab_size)
+        self._mask = Masks(place, vocab_size)
         self._top_logprobs = place.kernel("top_logprobs", vocab_size=vocab_size)
 
     def setup(self, setups: Sequence[SlotSetup]) -> None:
@@ -115,9 +117,16 @@ class Sampler:
             for scores in (logits, adjusted):
                 self._likeliest(scores, ids, 1)
             self._adjust.prepare(logits)
+            for scores in (logits, adjusted):
+                self._mask.prepare(scores)
 
     def __call__(
-        self, logits: torch.Tensor, slots: Sequence[int], positions: Sequence[int], drawn: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        drawn: torch.Tensor | None = None,
+        masks: Mapping[int, bytes] | None = None,
     ) -> SampledStep:
         """Sample one id a row.
 
@@ -125,20 +134,24 @@ class Sampler:
             logits: [S, vocab_size].
             slots: the slot of each row.
             positions: the position that each sampled id will have; with the seed it decides the noise.
-            drawn: what ``draw`` has given for these rows; drawn anew where logits are adjusted.
+            drawn: what ``draw`` has given for these rows; drawn anew where logits are adjusted or masked.
+            masks: by slot, what may be sampled, as in Chunk.
         """
-        slots = tuple(slots)
+        slots, masks = tuple(slots), masks or {}
         adjusted = self._adjust(logits, slots, positions)
         drawn_from = logits if adjusted is None else adjusted
+        if masks:
+            drawn_from = self._mask(drawn_from, slots, masks)
         ids = drawn
-        if ids is None or adjusted is not None:
+        if ids is None or drawn_from is not logits:
             where = torch.tensor(positions, dtype=torch.int32, device=logits.device)
             ids = self._draw(drawn_from, *self._gather(slots), where)
         sampled = SampledStep(slots, ids, tuple(self._num_logprobs[slot] for slot in slots))
         if adjusted is not None:
             self._adjust.note(slots, ids)
-            edited = frozenset(slot for slot in slots if self._adjust.edits(slot))
-            sampled = replace(sampled, adjusted=adjusted, edited=edited)
+        if drawn_from is not logits:
+            edited = frozenset(slot for slot in slots if slot in masks or self._adjust.edits(slot))
+            sampled = replace(sampled, adjusted=drawn_from, edited=edited)
         return self._with_logprobs(logits, drawn_from, sampled)
 
     def _draw(

@@ -18,7 +18,12 @@ from rapid_llm.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
-_BESIDE_GRAPHS = ("adjust_logits", "top_logprobs", "update_kv_index")  # launched for themselves, where a step needs them
+_BESIDE_GRAPHS = (
+    "adjust_logits",
+    "mask_logits",
+    "top_logprobs",
+    "update_kv_index",
+)  # launched for themselves, where a step needs them
 
 
 class Worker:
@@ -88,7 +93,8 @@ class Worker:
             scored = self.scorer(logits, plan)
             logits = logits[scored.sampled_rows]
         slots = step.sampled_slots.tolist()
-        sampled = self.sampler(logits, slots, step.sampled_positions.tolist(), drawn) if slots else None
+        masks = {chunk.slot: chunk.mask for chunk in plan.chunks if chunk.mask}
+        sampled = self.sampler(logits, slots, step.sampled_positions.tolist(), drawn, masks) if slots else None
         return SubmittedStep(sampled, scored, clock)
 
 

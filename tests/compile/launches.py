@@ -135,6 +135,8 @@ def _implied(sizes):
         implied |= {"groups": _width(sizes) // sizes["group"]}
     if "k" in sizes:
         implied |= {"half_k": sizes["k"] // 2, "groups_of_16": sizes["k"] // 16, "groups_of_32": sizes["k"] // 32}
+    if "vocab_size" in sizes:
+        implied |= {"vocab_words": -(-sizes["vocab_size"] // 32)}
     if "kv_len" in sizes:
         columns = -(-sizes["kv_len"] // sizes["page_size"])
         implied |= {"num_columns": columns, "num_rows": (sizes["num_seqs"] * columns + 1) * sizes["page_size"]}

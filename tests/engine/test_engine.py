@@ -352,3 +352,14 @@ def test_prompts_that_begin_alike_get_the_ids_they_get_alone(prompts, num_pages,
         ids = [page for page in pages for _ in range(PAGE_SIZE)] + tail
         assert results[str(i)] == continuation(ids, 12)
     assert_nothing_leaked(engine)
+
+
+def test_one_who_comes_behind_a_prompt_in_flight_and_waits_for_its_pages_is_set_up_all_the_same():
+    engine, results = make_engine(depth=1), {}
+    prompt = list(range(32))
+    engine.add(request("first", prompt, 1))
+    take(engine.step(), results)
+    engine.add(request("second", prompt, 3))  # nothing runs in the next step: its pages are still being computed
+    collect(engine, results)
+    assert results == {"first": continuation(prompt, 1), "second": continuation(prompt, 3)}
+    assert_nothing_leaked(engine)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rapid_llm.config import EngineConfig, ResolvedConfig
+from rapid_llm.config import EngineConfig, Grammar, ResolvedConfig
 from rapid_llm.engine.messages import (
     MAX_FRAME,
     Abort,
@@ -52,6 +52,7 @@ RULES = st.builds(
     top_k=IDS,
     seed=st.integers(-(2**63), 2**63 - 1),
     logprobs=st.integers(-1, 20),
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(["regex", "lark"]), TEXT.filter(len)),
 )
 TOKENS = st.builds(SampledToken, IDS, st.lists(IDS).map(tuple), st.lists(FLOATS).map(tuple))
 REASONS = st.sampled_from([None, "stop", "length", "abort", "error"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rapid_llm import LLM, ConfigError, SamplingParams
+from rapid_llm import LLM, ConfigError, Grammar, SamplingParams
 from rapid_llm.build import choose_placement
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
@@ -24,7 +24,7 @@ PARAMS = [
     SamplingParams(temperature=1.3, seed=5, max_tokens=9, ignore_eos=True, logprobs=2, top_p=0.9, logprobs_mode="processed"),
     SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0, repetition_penalty=1.3),
     SamplingParams(temperature=0.8, seed=6, max_tokens=17, ignore_eos=True, logprobs=1, top_k=7, min_p=0.01),
-    SamplingParams(temperature=1.0, seed=7, max_tokens=11, ignore_eos=True, logprobs=5),
+    SamplingParams(temperature=1.0, seed=7, max_tokens=11, ignore_eos=True, logprobs=5, grammar=Grammar("regex", "[a-z ]{20}")),
 ]
 
 

@@ -28,6 +28,7 @@ def test_public_names_are_these():
         "LLM",
         "AsyncLLM",
         "SamplingParams",
+        "Grammar",
         "EngineConfig",
         "RequestOutput",
         "CompletionOutput",

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from rapid_llm import LLM, SamplingParams
+from rapid_llm import LLM, Grammar, SamplingParams
 from tests.tiny_model import END_ID, save_checkpoint, tiny_llama
 
 PROMPT, BOS_ID = "hello hello", 256
@@ -35,6 +35,7 @@ CASES = {
     "bad_words": (GREEDY | {"logit_bias": {65: 100, 66: 90}}, {"bad_words": ["b"]}),
     "logprobs": (DRAWN, {"logprobs": 2}),
     "logprobs_mode": (DRAWN | {"logprobs": 2, "top_k": 40}, {"logprobs_mode": "processed"}),
+    "grammar": (DRAWN, {"grammar": Grammar("regex", "[a-f]{8,30}")}),
     "prompt_logprobs": (DRAWN, {"prompt_logprobs": 1}),
     "skip_special_tokens": (GREEDY | {"logit_bias": {BOS_ID: 100}}, {"skip_special_tokens": False}),
 }

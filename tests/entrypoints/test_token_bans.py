@@ -66,12 +66,12 @@ class Damaged:
     def __getattr__(self, name):
         return getattr(self._sampler, name)
 
-    def __call__(self, logits, slots, positions, drawn=None):
+    def __call__(self, logits, slots, positions, drawn=None, masks=None):
         self._left -= 1
         if self._left < 0 and len(slots) == 3:
             logits = logits.clone()
             logits[1, 9] = math.nan
-        return self._sampler(logits, slots, positions, drawn)
+        return self._sampler(logits, slots, positions, drawn, masks)
 
 
 @pytest.mark.case("H4")

@@ -3,9 +3,10 @@
 import pytest
 import triton
 
-from rapid_llm import LLM, SamplingParams
+from rapid_llm import LLM, Grammar, SamplingParams
 from tests.tiny_model import save_checkpoint, tiny_model
 
+WORDS = Grammar("regex", "[a-z ]{40}")
 LENGTHS = (3, 70, 17, 1, 48, 20, 5, 200)
 
 
@@ -36,7 +37,9 @@ def test_captured_steps_choose_the_ids_of_launched_ones(folder, kv_dtype):
     captured = start(folder, kv_dtype=kv_dtype)
     first = answers(captured)
     assert not captured._engine.worker.graphs.pending
-    assert answers(captured) == first == answers(start(folder, kv_dtype=kv_dtype, cuda_graphs=False))
+    launched = start(folder, kv_dtype=kv_dtype, cuda_graphs=False)
+    assert answers(captured) == first == answers(launched)
+    assert answers(captured, grammar=WORDS) == answers(launched, grammar=WORDS)
 
 
 @pytest.mark.case("C2")
@@ -52,6 +55,8 @@ def test_nothing_is_compiled_or_loaded_after_ready(folder, kv_dtype, monkeypatch
     try:
         answers(llm)
         answers(llm, top_p=0.9, top_k=5)
+        answers(llm, grammar=WORDS)
+        answers(llm, grammar=WORDS, repetition_penalty=1.2)
         llm.generate("a", SamplingParams(max_tokens=1))
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, logprobs=3))
         for output in llm.stream("aborted", SamplingParams(max_tokens=50)):

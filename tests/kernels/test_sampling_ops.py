@@ -1,4 +1,4 @@
-"""sample, top_logprobs and adjust_logits against their float64 twins, on every row that this machine runs."""
+"""sample, top_logprobs, adjust_logits and mask_logits against their float64 twins, on every row that this machine runs."""
 
 import dataclasses
 import math
@@ -585,4 +585,85 @@ def test_adjust_logits_refuses_what_it_would_misread(adjust_logits, wrong, devic
     arguments = {"logits": torch.zeros(3, 10, device=device), **adjustments(3, 10, device), "out": out, **given}
     with pytest.raises(KernelInputError, match=r"adjust_logits\(logits \["):
         adjust_logits(**arguments)
+    assert (out == 7.0).all()
+
+
+def masks_of(*allowed, vocab_size):
+    """[len(allowed), words] int32: a bit for each id that is allowed."""
+    masks = torch.zeros(len(allowed), -(-vocab_size // 32), dtype=torch.int64)
+    for row, ids in enumerate(allowed):
+        for token in ids:
+            masks[row, token // 32] |= 1 << token % 32
+    return masks.int()
+
+
+def masked(mask_logits, logits, masks, rows):
+    """The result, whose buffer is wider than it: nothing beside it may change."""
+    buffer = torch.full((logits.shape[0], logits.shape[1] + 9), 7.0, device=logits.device)
+    out = buffer[:, : logits.shape[1]]
+    rows = torch.tensor(rows, dtype=torch.int32, device=logits.device)
+    assert mask_logits(logits, to(logits.device, masks), rows, out=out) is out
+    assert (buffer[:, logits.shape[1] :] == 7.0).all()
+    return out
+
+
+@each_row_of("mask_logits")
+def test_mask_logits_holds_over_its_whole_sweep(mask_logits, device):
+    assert broken_cases_of(mask_logits, device) == []
+
+
+@each_row_of("mask_logits")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_without_a_mask_are_copied_and_others_keep_what_is_allowed(mask_logits, dtype, device):
+    logits = (4 * torch.randn(4, 2049, device=device)).to(dtype)
+    allowed = ([0, 31, 32, 2047, 2048], [])
+    out = masked(mask_logits, logits, masks_of(*allowed, vocab_size=2049), [-1, 0, 1, 0])
+    assert torch.equal(out[0], logits[0].float())
+    assert (out[2] == -math.inf).all()
+    for row in (1, 3):
+        assert torch.equal(out[row, allowed[0]], logits[row, allowed[0]].float())
+        assert (out[row] > -math.inf).nonzero().flatten().tolist() == allowed[0]
+
+
+@pytest.mark.case("H4")
+@each_row_of("mask_logits")
+def test_a_nan_stays_one_whether_its_token_is_allowed_or_not(mask_logits, device):
+    logits = torch.zeros(2, 300, device=device)
+    logits[:, 7] = math.nan
+    out = masked(mask_logits, logits, masks_of([7], [9], vocab_size=300), [0, 1])
+    assert out[:, 7].isnan().all()
+    assert int(out.isnan().sum()) == 2
+
+
+@pytest.mark.case("G13")
+@each_row_of("mask_logits")
+def test_masking_no_rows_writes_nothing(mask_logits, device):
+    masks = torch.zeros(0, 9, dtype=torch.int32)
+    assert masked(mask_logits, torch.empty(0, 257, device=device), masks, []).shape == (0, 257)
+
+
+@each_row_of("mask_logits")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"logits": torch.zeros(3, 80)[:, ::2]}, id="every-other-logit"),
+        pytest.param({"logits": torch.zeros(3, 40).double()}, id="float64-logits"),
+        pytest.param({"masks": torch.zeros(2, 1, dtype=torch.int32)}, id="a-word-short"),
+        pytest.param({"masks": torch.zeros(2, 2, dtype=torch.int64)}, id="int64-masks"),
+        pytest.param({"mask_rows": torch.zeros(2, dtype=torch.int32)}, id="a-row-short"),
+        pytest.param({"mask_rows": torch.zeros(6, dtype=torch.int32)[::2]}, id="strided-rows"),
+        pytest.param({"out": torch.zeros(3, 40, dtype=torch.bfloat16)}, id="bf16-result"),
+    ],
+)
+def test_mask_logits_refuses_what_it_would_misread(mask_logits, wrong, device):
+    out = torch.full((3, 40), 7.0, device=device)
+    arguments = {
+        "logits": torch.zeros(3, 40, device=device),
+        "masks": torch.zeros(2, 2, dtype=torch.int32, device=device),
+        "mask_rows": torch.zeros(3, dtype=torch.int32, device=device),
+        "out": out,
+        **{name: to(device, value) for name, value in wrong.items()},
+    }
+    with pytest.raises(KernelInputError, match=r"mask_logits\(logits \["):
+        mask_logits(**arguments)
     assert (out == 7.0).all()

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from rapid_llm import SamplingParams
+from rapid_llm import Grammar, SamplingParams
 from rapid_llm.engine.output import RequestOutput
 from tests.tiny_model import VOCAB_SIZE
 
@@ -41,6 +41,7 @@ def _kinds(draw: random.Random) -> list[dict]:
         {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.5},
         {"logit_bias": {draw.randrange(256): draw.choice([-100, -5, 5])}, "bad_words": ["ab", "q"]},
         {"min_tokens": 1},
+        {"grammar": draw.choice((Grammar("regex", "([a-z]|é){1,40}"), Grammar("json_schema", '{"enum": ["yes", 17]}')))},
     ]
 
 
@@ -86,6 +87,9 @@ REFUSED = [
     lambda: ("x", SamplingParams(presence_penalty=3)),
     lambda: ("x", SamplingParams(frequency_penalty=-3)),
     lambda: ("x", SamplingParams(ignore_eos=1)),
+    lambda: ("x", SamplingParams(grammar=Grammar("regex", "(a"))),
+    lambda: ("x", SamplingParams(grammar=Grammar("json_schema", '{"type": "objekt"}'))),
+    lambda: ("x", SamplingParams(grammar=Grammar("lark", "x" * 200_000))),
 ]
 """Prompts and values of which one cannot be served: making or asking them is refused."""
 

@@ -176,6 +176,12 @@ def _adjusted() -> Iterator[Sizes]:
         yield {**sizes, "table_rows": sizes["num_seqs"], "num_edits": 8 * sizes["num_seqs"]}
 
 
+def _masked() -> Iterator[Sizes]:
+    """As _logits, every row with a mask of its own."""
+    for sizes in _logits():
+        yield {**sizes, "num_masks": sizes["num_seqs"]}
+
+
 _SIZES = {
     "rms_norm": lambda: _of_rows("d", HIDDEN),
     "add_rms_norm": lambda: _of_rows("d", HIDDEN),
@@ -211,4 +217,5 @@ _SIZES = {
     "sample": _logits,
     "top_logprobs": _logits,
     "adjust_logits": _adjusted,
+    "mask_logits": _masked,
 }

@@ -569,6 +569,20 @@ def _adjust_logits(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     ]
 
 
+def _mask_logits(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    seqs, vocabulary, words = s["num_seqs"], s["vocab_size"], -(-s["vocab_size"] // 32)
+    return [
+        {
+            "logits": make.normal(seqs, vocabulary, scale=3.0),
+            # All bits: what they say takes no time, and results are compared as finite numbers.
+            "masks": make.full(s["num_masks"] * words, -1, torch.int32).view(s["num_masks"], words),
+            "mask_rows": make.ids(seqs, s["num_masks"]),
+            "out": make.empty(seqs, vocabulary, dtype=torch.float32),
+        }
+        for _ in range(make.count)
+    ]
+
+
 _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "swiglu": _swiglu,
     "rms_norm": _rms_norm,
@@ -604,4 +618,5 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "sample": _sample,
     "top_logprobs": _top_logprobs,
     "adjust_logits": _adjust_logits,
+    "mask_logits": _mask_logits,
 }

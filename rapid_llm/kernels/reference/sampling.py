@@ -87,6 +87,19 @@ def adjust_logits(
     return torch.tensor(rows, dtype=torch.float64).view(logits.shape)
 
 
+def mask_logits(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torch.Tensor) -> torch.Tensor:
+    """Float64 logits [B, V], -inf where the row of ``masks`` that each row names has no bit; NaN stays."""
+    rows: list[list[float]] = logits.double().tolist()
+    for row, mask_row in enumerate(mask_rows.tolist()):
+        if mask_row >= 0:
+            words = masks[mask_row].tolist()
+            rows[row] = [
+                score if score != score or words[token // 32] >> token % 32 & 1 else -math.inf
+                for token, score in enumerate(rows[row])
+            ]
+    return torch.tensor(rows, dtype=torch.float64).view(logits.shape)
+
+
 def _is_sound(scores: torch.Tensor) -> bool:
     """No NaN, and something above -inf."""
     return not bool(torch.isnan(scores).any()) and float(scores.max()) > -math.inf

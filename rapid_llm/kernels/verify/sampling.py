@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from rapid_llm.kernels.ops.interfaces import Sizes
-from rapid_llm.kernels.ops.sampling.rows import ADJUST_LOGITS, SAMPLE, TOP_LOGPROBS
+from rapid_llm.kernels.ops.sampling.rows import ADJUST_LOGITS, MASK_LOGITS, SAMPLE, TOP_LOGPROBS
 from rapid_llm.kernels.reference import sampling as reference
 from rapid_llm.kernels.verify.buffers import Stage, once_rounded
 from rapid_llm.kernels.verify.case import Case, CaseMaker, Check
@@ -93,6 +93,25 @@ def _adjust_logits(sizes: Sizes, dtype: torch.dtype, device: torch.device, gener
     return Case(hard or "random", {**arguments, "out": out}, [check, *stage.guards()])
 
 
+def _mask_logits(sizes: Sizes, dtype: torch.dtype, device: torch.device, generator: torch.Generator, hard: str | None) -> Case:
+    num_seqs, vocab_size, num_masks = sizes["num_seqs"], sizes["vocab_size"], sizes["num_masks"]
+    stage = Stage(MASK_LOGITS, sizes, dtype, device)
+    # Bits past the vocabulary are set at random as well: they say nothing.
+    masks = torch.randint(-(1 << 31), 1 << 31, (num_masks, -(-vocab_size // 32)), generator=generator)
+    if hard == "nothing_allowed":
+        masks[::2] = 0
+    # Every third row has no mask; the others share the masks in an order that is not theirs.
+    rows = torch.tensor([-1 if row % 3 == 2 or not num_masks else (7 * row + 2) % num_masks for row in range(num_seqs)])
+    arguments = {
+        "logits": stage.place("logits", _logits(sizes, generator, hard)),
+        "masks": stage.place("masks", masks),
+        "mask_rows": stage.place("mask_rows", rows),
+    }
+    out = stage.unwritten("out", (num_seqs, vocab_size))
+    check = Check("out", lambda: out, reference.mask_logits(**arguments), rtol=0.0, atol=0.0)
+    return Case(hard or "random", {**arguments, "out": out}, [check, *stage.guards()])
+
+
 def _in_turn(values: Sequence[float], count: int) -> torch.Tensor:
     return torch.tensor([values[row % len(values)] for row in range(count)], dtype=torch.float64)
 
@@ -119,4 +138,9 @@ def _logits(sizes: Sizes, generator: torch.Generator, hard: str | None) -> torch
     return logits
 
 
-CASES: dict[str, CaseMaker] = {"sample": _sample, "top_logprobs": _top_logprobs, "adjust_logits": _adjust_logits}
+CASES: dict[str, CaseMaker] = {
+    "sample": _sample,
+    "top_logprobs": _top_logprobs,
+    "adjust_logits": _adjust_logits,
+    "mask_logits": _mask_logits,
+}

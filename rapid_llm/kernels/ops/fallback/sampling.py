@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from rapid_llm.kernels.ops.sampling.inputs import check_adjust_logits, check_sample, check_top_logprobs
+from rapid_llm.kernels.ops.sampling.mask_inputs import check_mask_logits
 
 _CHUNK_ELEMENTS = 1 << 22  # logits that are sampled at a time: the noise takes some ten int64 temporaries
 _LARGEST_TOPK = 4096  # rows with more candidates are sorted
@@ -167,6 +168,32 @@ def adjust_logits(
         scores.sub_(each * held).sub_(once * (held > 0))
     if edit_ids.shape[0]:
         out.index_put_((edit_rows, edit_ids), edit_values, accumulate=True)
+    return out
+
+
+def mask_logits(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """Write the logits into ``out``, -inf in place of those that a row's mask does not allow, and return it.
+
+    Bit ``id % 32`` of word ``id // 32`` allows a token. A row whose ``mask_rows`` is -1 is copied. A NaN stays one.
+
+    Args:
+        logits: [num_seqs, vocab_size], fp32 | bf16 | fp16; inner stride 1, row stride free.
+        masks: [num_masks, ceil(vocab_size / 32)], int32; inner stride 1, row stride free.
+        mask_rows: [num_seqs], int32, -1 <= row < num_masks; stride 1.
+        out: [num_seqs, vocab_size], fp32, no part of ``logits``; inner stride 1, row stride free.
+    Raises: KernelInputError on any other shape, dtype, stride or device; nothing is written then.
+    Twin: kernels/reference/sampling.py::mask_logits. Origin: this repo; the layout of the mask is llguidance's
+    (https://github.com/guidance-ai/llguidance).
+    """
+    check_mask_logits(logits, masks, mask_rows, out)
+    out.copy_(logits)
+    rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])  # at a time, as in adjust_logits
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    for start in range(0, logits.shape[0] if masks.shape[0] else 0, rows):
+        scores, named = out[start : start + rows], mask_rows[start : start + rows]
+        words = masks.index_select(0, named.clamp(min=0)).masked_fill_(named[:, None] < 0, -1)
+        banned = (words[:, :, None] >> bits & 1).view(len(words), -1)[:, : scores.shape[1]] == 0
+        scores.masked_fill_(banned & ~scores.isnan(), -torch.inf)
     return out
 
 

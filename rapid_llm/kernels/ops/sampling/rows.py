@@ -125,11 +125,48 @@ ADJUST_LOGITS = Contract(
     hard=("nan_row", "all_minus_inf", "all_negative", "plus_inf", "ties", "banned_tokens", "doubled_edits"),
 )
 
+
+def _mask_cost(sizes: Sizes, itemsize: int) -> Cost:
+    """The logits in, fp32 logits out, a bit of mask for each."""
+    elements = sizes["num_seqs"] * sizes["vocab_size"]
+    return Cost(read=elements * itemsize + sizes["num_masks"] * sizes["vocab_size"] // 8, written=4 * elements)
+
+
+MASK_LOGITS = Contract(
+    op="mask_logits",
+    summary="fp32 logits in which only the tokens that a row's bit mask allows are left",
+    phase="both",
+    tensors=(
+        _LOGITS,
+        TensorArg("masks", ("num_masks", "vocab_words"), dtype="int32", views=("row_strided", "offset")),
+        TensorArg("mask_rows", ("num_seqs",), dtype="int32", views=("offset",)),
+        TensorArg("out", ("num_seqs", "vocab_size"), dtype="float32", written=True, views=("row_strided", "offset")),
+    ),
+    dtypes=FLOATS,
+    maxima={**_MAXIMA, "num_masks": 1 << 16},
+    sweep=(
+        {"num_seqs": 0, "vocab_size": 257, "num_masks": 0},
+        {"num_seqs": 1, "vocab_size": 257, "num_masks": 1},
+        {"num_seqs": 2, "vocab_size": 49152, "num_masks": 2},
+        {"num_seqs": 9, "vocab_size": 1025, "num_masks": 4},
+        {"num_seqs": 17, "vocab_size": 2049, "num_masks": 17},
+        {"num_seqs": 3, "vocab_size": 151936, "num_masks": 1},
+    ),
+    defaults={"num_seqs": 1, "vocab_size": 128256, "num_masks": 1},
+    cost=_mask_cost,
+    free="num_seqs",
+    ids={
+        "masks": "any int32; bit id % 32 of word id // 32 allows the token, bits past the vocabulary say nothing",
+        "mask_rows": "-1 <= row < num_masks; -1 allows every token",
+    },
+    hard=("nan_row", "all_minus_inf", "plus_inf", "banned_tokens", "nothing_allowed"),
+)
+
 _TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
 
 FAMILY = Family(
     name="sampling",
-    contracts=(SAMPLE, TOP_LOGPROBS, ADJUST_LOGITS),
+    contracts=(SAMPLE, TOP_LOGPROBS, ADJUST_LOGITS, MASK_LOGITS),
     rows=(
         KernelSpec(
             op="sample",
@@ -175,6 +212,22 @@ FAMILY = Family(
             op="adjust_logits",
             name="triton.adjust_logits",
             target="rapid_llm.kernels.ops.sampling.adjust_logits:adjust_logits",
+            requires=_TRITON,
+            dtypes=FLOATS,
+            priority=10,
+        ),
+        KernelSpec(
+            op="mask_logits",
+            name="torch.mask_logits",
+            target="rapid_llm.kernels.ops.fallback.sampling:mask_logits",
+            requires=CapabilityRequirement(device_types=("cuda", "cpu")),
+            dtypes=FLOATS,
+            fallback=True,
+        ),
+        KernelSpec(
+            op="mask_logits",
+            name="triton.mask_logits",
+            target="rapid_llm.kernels.ops.sampling.mask_logits:mask_logits",
             requires=_TRITON,
             dtypes=FLOATS,
             priority=10,

@@ -89,10 +89,11 @@ class Engine:
 
     def _take_prompt(self, request: Request, tokens: tuple[SampledToken, ...]) -> TokenOutput:
         if all(token.logprob_ids[0] >= 0 for token in tokens):
-            return TokenOutput(request.id, None, None, prompt=tokens)
+            return TokenOutput(request.id, None, None, prompt=tokens, num_cached_tokens=request.num_cached_tokens)
         request.finish_reason = "error"
         self._drop(request)
-        return TokenOutput(request.id, None, "error", failure=NO_NUMBER)
+        cached = request.num_cached_tokens
+        return TokenOutput(request.id, None, "error", failure=NO_NUMBER, num_cached_tokens=cached)
 
     def _take(self, request: Request, token: SampledToken) -> TokenOutput:
         stop_id = None

@@ -66,7 +66,8 @@ class RequestOutput:
         error: why the request failed, when finish_reason is "error".
         prompt_logprobs: for each of ``prompt_token_ids`` a dict by token id, None for the first, which nothing stands before;
             None unless asked for.
-        num_cached_tokens: prompt tokens that the prefix cache spared the model.
+        num_cached_tokens: prompt tokens that the prefix cache spared the model, in the first of several answers: the others share
+            what that one has computed.
     """
 
     request_id: str

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from rapid_llm.errors import ConfigError, RequestError
@@ -75,6 +76,10 @@ class EngineConfig:
     offline: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("model", "device"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} is of the wrong type", got=repr(value), wanted="a string", change="quote it")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(
                 "dtype is not supported", got=repr(self.dtype), wanted=" | ".join(DTYPES), change="pass one of those"
@@ -93,7 +98,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise ConfigError(f"{name} is out of range", got=repr(value), wanted="an integer >= 1", change="raise it")
-        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+        if self.memory_fraction is not None and not (_is_number(self.memory_fraction) and 0 < self.memory_fraction <= 1):
             got = repr(self.memory_fraction)
             raise ConfigError(
                 "memory_fraction is out of range", got=got, wanted="0 < value <= 1", change="pass a share of memory"
@@ -117,6 +122,16 @@ class EngineConfig:
         """Build one from keywords; an unknown keyword is a ConfigError that names the nearest known one."""
         refuse_unknown(options, (field.name for field in fields(cls)), "engine setting")
         return cls(**options)
+
+    @classmethod
+    def from_file(cls, path: str | Path, **options: Any) -> "EngineConfig":
+        """Build one from a config file in TOML (docs/config.md); ``options`` win over it. LLM(**vars(config)) serves it.
+
+        Raises: ConfigError on a file that cannot be read and on a key that is no setting, with the nearest one.
+        """
+        from rapid_llm.config_file import engine_settings, read_config_file, settle
+
+        return settle(cls, engine_settings(read_config_file(path)), options, str(path), "engine setting").config
 
 
 def refuse_unknown(options: Iterable[str], known: Iterable[str], what: str) -> None:

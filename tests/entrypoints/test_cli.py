@@ -109,7 +109,22 @@ def test_an_engine_flag_reaches_the_engine(capsys, folder, monkeypatch, flags):
 def test_every_setting_of_an_engine_has_a_flag():
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
-    assert {action.dest for action in parser._actions} - {"help"} == {field.name for field in fields(EngineConfig)}
+    assert {action.dest for action in parser._actions} - {"help", "config"} == {field.name for field in fields(EngineConfig)}
+
+
+def test_a_config_file_reaches_the_engine_and_flags_win_over_it(capsys, folder, monkeypatch, tmp_path):
+    started, init = [], LLM.__init__
+    monkeypatch.setattr(LLM, "__init__", lambda llm, **options: (init(llm, **options), started.append(llm.config))[0])
+    file = tmp_path / "rapid.toml"
+    lines = [f'model = "{folder}"', "max_num_seqs = 3", "max_kv_tokens = 512", "prefix_cache = false", "deterministic = true"]
+    file.write_text("\n".join(lines))
+    flags = ["--max-kv-tokens", "256", "--prefix-cache", "--no-deterministic"]
+    for command in ("generate", "chat"):
+        assert run(capsys, command, "hi", "--max-tokens", "2", "--config", str(file), *flags)[0] == 0
+        config = started.pop()
+        assert (config.model, config.max_num_seqs, config.max_kv_tokens) == (folder, 3, 256)
+        assert (config.prefix_cache, config.deterministic) == (True, False)
+    assert run(capsys, "verify-checkpoint", "--config", str(file))[0] == 0
 
 
 def test_chat_answers_one_message(capsys, folder):
@@ -180,6 +195,7 @@ BAD = [
     pytest.param(["generate", "x", "--model", "/nowhere/at/all"], "/nowhere/at/all", id="missing-model"),
     pytest.param(["generate", "x", "--revision", "v1"], "revision has no effect on a path", id="revision-of-a-path"),
     pytest.param(["chat", "x", "--model", "org/a b"], "'org/a b' is no model", id="no-name"),
+    pytest.param(["generate", "x", "--config", "/nowhere.toml"], "cannot read /nowhere.toml: got No such file", id="config-file"),
     pytest.param(["chat", "x", "--model", "org/none", "--offline"], "got offline, and missing: every file", id="offline"),
 ]
 

@@ -76,10 +76,10 @@ clean:
 	rm -rf .cache/triton-* .cache/nvrtc-* $(VENV) .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.setup: $(PINS)
-	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) serve,demo
+	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV)
 	touch $@
 $(VENV)/.setup-dev: $(VENV)/.setup
-	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) serve,demo,dev
+	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) dev
 	touch $@
 .cache/triton-%/.setup: | $(VENV)/.setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .cache/triton-$* triton==$*

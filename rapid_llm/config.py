@@ -311,7 +311,8 @@ class SamplingParams:
             raise _refused("logprobs_mode", self.logprobs_mode, " | ".join(LOGPROBS_MODES))
         if self.logprobs_mode != "raw" and self.logprobs is None:
             wanted, change = "a number of logprobs with it", "set logprobs, or leave logprobs_mode out"
-            raise RequestError("logprobs_mode has no effect alone", got=self.logprobs_mode, wanted=wanted, change=change)
+            got, param = self.logprobs_mode, "logprobs_mode"
+            raise RequestError("logprobs_mode has no effect alone", param=param, got=got, wanted=wanted, change=change)
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         object.__setattr__(self, "stop_token_ids", _id_tuple(self.stop_token_ids))
@@ -341,7 +342,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _refused(name: str, value: Any, wanted: str) -> RequestError:
-    return RequestError(f"{name} is out of range", got=repr(value), wanted=wanted, change=f"pass another {name}")
+    change = f"pass another {name}"
+    return RequestError(f"{name} is out of range", param=name, got=repr(value), wanted=wanted, change=change)
 
 
 def _check_number(name: str, value: Any, low: float, high: float, wanted: str, *, open_low: bool = False) -> None:

@@ -10,9 +10,11 @@ from rapid_llm.engine.stop import StopChecker
 from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.step import ALL_BANNED, NO_NUMBER, SampledToken
 
+EVERY_TOKEN_BANNED = "every token was banned: by logit_bias, bad_words or min_tokens, or all of them together; ban fewer"
+"""The error of a request that leaves no token to choose."""
 _FAILURES = {
     NO_NUMBER: "the model's output held no number to sample from (NaN, or -inf alone): the weights or the KV pool are damaged",
-    ALL_BANNED: "every token was banned: by logit_bias, bad_words or min_tokens, or all of them together; ban fewer",
+    ALL_BANNED: EVERY_TOKEN_BANNED,
 }
 
 

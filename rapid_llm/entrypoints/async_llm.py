@@ -113,6 +113,11 @@ class AsyncLLM:
             await client.close()
             await asyncio.wait({frontend})
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine's process has ended, so that ``restart`` is what is left."""
+        return self._client().error is not None
+
     async def ended(self) -> RapidError:
         """Wait until the engine's process has ended; why it did."""
         return await self._client().ended()

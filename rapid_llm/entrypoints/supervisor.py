@@ -29,18 +29,22 @@ class Supervisor:
         sleep: waits for so many seconds.
 
     Attributes:
-        state: "starting", "ready" (it has produced a token), "restarting", "failed" (no more is tried), "closed".
         error: why the engine died last, or could not start; None before.
         num_restarts: so far.
     """
 
     def __init__(self, llm: AsyncLLM, max_restarts: int = 5, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self.llm, self.max_restarts = llm, max_restarts
-        self.state: State = "starting"
+        self._state: State = "starting"
         self.error: RapidError | None = None
         self.num_restarts = 0
         self._deaths: deque[float] = deque()
         self._sleep = sleep
+
+    @property
+    def state(self) -> State:
+        """One of "starting", "ready" (it has produced a token), "restarting", "failed" (no more is tried), "closed"."""
+        return "restarting" if self._state == "ready" and self.llm.has_ended else self._state
 
     async def run(self) -> None:
         """Start the engine and keep it running until ``close``.
@@ -53,18 +57,18 @@ class Supervisor:
             while True:
                 await self._follow()
         except RapidError as error:
-            self.state, self.error = "failed", error
+            self._state, self.error = "failed", error
             raise
 
     async def close(self) -> None:
         """End the engine. ``run`` is to be cancelled before."""
-        self.state = "closed"
+        self._state = "closed"
         await self.llm.close()
 
     async def _follow(self) -> None:
         """From ready to the engine's end, and to ready again."""
         error: RapidError = await self.llm.ended()
-        self.state = "restarting"
+        self._state = "restarting"
         while True:
             await self._pause(error)
             try:
@@ -77,7 +81,8 @@ class Supervisor:
         """Wait until the engine has produced a token."""
         await self.llm.ready()
         [_ async for _ in self.llm.generate([0], _PROOF)]
-        self.state = "ready"
+        self._state = "ready"
+        logger.info("ready: the first token came %.2f s after the start", self.llm.ledger.first_token or 0.0)
 
     async def _pause(self, error: RapidError) -> None:
         """Note a death and wait, longer each time. Raises it when there were too many."""

@@ -28,13 +28,17 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """One answer, or in a stream what is new of it; index counts ``n`` for each prompt in turn."""
+    """One answer, or in a stream what is new of it; index counts ``n`` for each prompt in turn.
+
+    The first answer to a prompt brings the ``prompt_logprobs`` that were asked for.
+    """
 
     index: int
     text: str
     finish_reason: str | None = None
     logprobs: CompletionLogprobs | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -47,4 +51,3 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
-    prompt_logprobs: list[list[dict[int, Logprob] | None]] | UnsetType = UNSET

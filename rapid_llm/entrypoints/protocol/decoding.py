@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -12,7 +12,7 @@ from rapid_llm.envs import nearest
 from rapid_llm.errors import RequestError
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`(?: - at `\$\.?(?P<at>.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`(?: - at `\$\.?(?P<at>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*?)`(?: - at `\$\.?(?P<at>.*)`)?$", re.DOTALL)
 _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<at>.*)`)?$", re.DOTALL)
 
@@ -23,11 +23,18 @@ def decode(body: bytes, kind: type[_T]) -> _T:
     Raises: RequestError on what is no JSON, and on fields that are unknown, missing or of the wrong type.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        return cast("_T", _parse(body, kind))
     except msgspec.ValidationError as error:
         if issubclass(kind, SamplingFields):
-            _check_sampling(msgspec.json.decode(body))
+            _check_sampling(_parse(body, Any))
         raise _refused(str(error), kind) from None
+
+
+def _parse(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         wanted, change = "a JSON object", "send one in UTF-8"
         raise RequestError("the body is no JSON", code="invalid_json", got=str(error), wanted=wanted, change=change) from None

@@ -11,6 +11,10 @@ NO_EFFECT = ("user", "metadata", "service_tier", "store", "safety_identifier", "
 """Accepted, since clients send them and no text depends on them; each use is logged. ``store`` may only be false."""
 
 
+Number = int | float
+"""Kept as it was sent, so that an error repeats it so."""
+
+
 class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A part of a request: fields that are not its own are refused."""
 
@@ -42,10 +46,10 @@ class StreamOptions(Strict, kw_only=True):
 class SamplingFields(RequestFields, kw_only=True):
     """The fields of SamplingParams, by their names there; null is the same as absent. Ranges are checked by SamplingParams."""
 
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
     top_k: int | None = None
-    min_p: float | None = None
+    min_p: Number | None = None
     seed: int | None = None
     n: int | None = None
     max_tokens: int | None = None
@@ -53,10 +57,10 @@ class SamplingFields(RequestFields, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[int, Number] | None = None
     bad_words: str | list[str] | None = None
     logprobs_mode: Literal["raw", "processed"] | None = None
     prompt_logprobs: int | None = None

@@ -76,8 +76,7 @@ class CompletionWriter:
         choices = [
             self._choice(place, answer, output, answer.text) for place, output in enumerate(outputs) for answer in output.outputs
         ]
-        scores = [output.prompt_logprobs or [] for output in outputs] if self._shows_scores else UNSET
-        return _encode(Completion(**self._naming.fields, choices=choices, usage=Usage.of(outputs), prompt_logprobs=scores))
+        return _encode(Completion(**self._naming.fields, choices=choices, usage=Usage.of(outputs)))
 
     def begin(self) -> bytes:
         """Nothing."""
@@ -112,10 +111,12 @@ class CompletionWriter:
         its = self._answer(place, answer)
         if self._echoes and not its.has_begun:
             text = self._prompt_text(output) + text
+        shows_scores = self._shows_scores and not its.has_begun and answer.index == 0
+        scores = (output.prompt_logprobs or []) if shows_scores else UNSET
         logprobs = self._logprobs(its, answer, output)
         its.note(answer)
         index = place * self._params.n + answer.index
-        return CompletionChoice(index, text, answer.finish_reason, logprobs, answer.stop_reason)
+        return CompletionChoice(index, text, answer.finish_reason, logprobs, answer.stop_reason, scores)
 
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None:

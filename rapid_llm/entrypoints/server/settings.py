@@ -37,8 +37,9 @@ class ServerConfig:
     log_requests: bool = True
 
     def __post_init__(self) -> None:
-        for name, value in (("host", self.host), ("served_model_name", self.served_model_name or "-")):
-            _check(name, value, isinstance(value, str) and bool(value), "a string")
+        name = self.served_model_name
+        _check("host", self.host, isinstance(self.host, str) and bool(self.host), "a string")
+        _check("served_model_name", name, name is None or (isinstance(name, str) and bool(name)), "a string")
         _check("port", self.port, _is_int(self.port) and 0 <= self.port <= 65535, "0 to 65535")
         for name in ("max_requests", "max_body_bytes"):
             _check(name, getattr(self, name), _is_int(getattr(self, name)) and getattr(self, name) >= 1, "an integer >= 1")

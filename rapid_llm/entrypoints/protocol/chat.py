@@ -33,9 +33,15 @@ class ChatMessage(Strict, kw_only=True):
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
         values: dict[str, Any] = {name: getattr(self, name) for name in _FOR_TEMPLATE}
+        values["role"] = template_role(self.role)
         if isinstance(self.content, list):
             values["content"] = "".join(part.text for part in self.content)
         return {name: value for name, value in values.items() if value is not None}
+
+
+def template_role(role: str) -> str:
+    """A role as templates know it: OpenAI's newer word for "system" is "developer"."""
+    return "system" if role == "developer" else role
 
 
 _FOR_TEMPLATE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")

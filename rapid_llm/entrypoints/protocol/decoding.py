@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from rapid_llm.config import SamplingParams
-from rapid_llm.entrypoints.protocol.fields import SAMPLING, SamplingFields, sampling_params
+from rapid_llm.entrypoints.protocol.fields import SAMPLING, DrawingFields, sampling_params
 from rapid_llm.envs import nearest
 from rapid_llm.errors import RequestError
 
@@ -25,7 +25,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
     try:
         return cast("_T", _parse(body, kind))
     except msgspec.ValidationError as error:
-        if issubclass(kind, SamplingFields):
+        if issubclass(kind, DrawingFields):
             _check_sampling(_parse(body, Any))
         raise _refused(str(error), kind) from None
 

@@ -43,16 +43,14 @@ class StreamOptions(Strict, kw_only=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(RequestFields, kw_only=True):
-    """The fields of SamplingParams, by their names there; null is the same as absent. Ranges are checked by SamplingParams."""
+class DrawingFields(RequestFields, kw_only=True):
+    """How one answer is drawn, by the names of SamplingParams; null is the same as absent. SamplingParams checks the ranges."""
 
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: int | None = None
     min_p: Number | None = None
     seed: int | None = None
-    n: int | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -62,10 +60,17 @@ class SamplingFields(RequestFields, kw_only=True):
     repetition_penalty: Number | None = None
     logit_bias: dict[int, Number] | None = None
     bad_words: str | list[str] | None = None
-    logprobs_mode: Literal["raw", "processed"] | None = None
-    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
+
+
+class SamplingFields(DrawingFields, kw_only=True):
+    """The rest of them, for requests that may ask for several answers and for log-probs."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
 
     @property
@@ -84,7 +89,7 @@ def sampling_params(fields: Mapping[str, Any], defaults: SamplingParams, **more:
 
     Raises: RequestError on a value out of range, as SamplingParams does anywhere.
     """
-    return defaults.with_defaults(**{name: fields.get(name) for name in SAMPLING}, **more)
+    return defaults.with_defaults(**{name: fields.get(name) for name in SAMPLING} | more)
 
 
 def field_values(request: msgspec.Struct) -> dict[str, Any]:

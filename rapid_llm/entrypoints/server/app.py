@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rapid_llm.config import EngineConfig
-from rapid_llm.entrypoints.server import chat, completions, openapi, probes, tokens
+from rapid_llm.entrypoints.server import chat, completions, embeddings, openapi, probes, responses, tokens
 from rapid_llm.entrypoints.server.edge import Edge
 from rapid_llm.entrypoints.server.refusals import on_bug, on_http_error, on_rapid_error
 from rapid_llm.entrypoints.server.serving import Serving
@@ -28,6 +28,8 @@ ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("GET", "/v1/models/{name:path}", probes.model),
     ("POST", "/v1/chat/completions", chat.chat_completions),
     ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/responses", responses.responses),
+    ("POST", "/v1/embeddings", embeddings.embeddings),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
 )

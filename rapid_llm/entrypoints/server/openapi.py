@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rapid_llm.entrypoints.protocol import chat, completions, errors, models, tokens
+from rapid_llm.entrypoints.protocol import chat, completions, embeddings, errors, models, responses, tokens
 from rapid_llm.entrypoints.protocol.decoding import schemas
 from rapid_llm.version import __version__
 
@@ -20,11 +20,17 @@ OPERATIONS: tuple[tuple[str, str, str, Kind | None, Kind | None], ...] = (
     ("get", "/v1/models/{name}", "One of them", None, models.ModelCard),
     ("post", "/v1/chat/completions", "Answer a conversation", chat.ChatRequest, chat.ChatCompletion),
     ("post", "/v1/completions", "Continue a text", completions.CompletionRequest, completions.Completion),
+    ("post", "/v1/responses", "Answer a conversation", responses.ResponsesRequest, responses.Response),
+    ("post", "/v1/embeddings", "Texts as vectors", embeddings.EmbeddingsRequest, embeddings.EmbeddingList),
     ("post", "/tokenize", "Token ids of a text or a conversation", tokens.TokenizeRequest, tokens.TokenizeResponse),
     ("post", "/detokenize", "Text of token ids", tokens.DetokenizeRequest, tokens.DetokenizeResponse),
 )
 """Method, path, summary, and the types of request and answer; an answer without a type is text."""
-STREAMS: dict[Kind, Kind] = {chat.ChatRequest: chat.ChatCompletionChunk, completions.CompletionRequest: completions.Completion}
+STREAMS: dict[Kind, Kind] = {
+    chat.ChatRequest: chat.ChatCompletionChunk,
+    completions.CompletionRequest: completions.Completion,
+    responses.ResponsesRequest: responses.ResponseEvent,
+}
 """The type of a stream's events, by that of its request."""
 _REFUSALS = {
     "400": "The request is wrong", "401": "The API key is not known", "404": "Unknown model or path", "408": "Sent too slowly",

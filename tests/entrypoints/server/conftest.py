@@ -40,6 +40,7 @@ def canary(server, llm):
     sings()
     yield sings
     sings()
+    assert [line for line in server.log if line.get("level") == "error"] == []
 
 
 def params(ask):

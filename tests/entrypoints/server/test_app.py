@@ -180,7 +180,8 @@ def test_a_bug_is_an_answer_with_a_trace_in_the_log_only(folder, monkeypatch):
             answer = await client.post("/v1/completions", json=ASK)
             assert answer.status_code == 500
             assert answer.json()["error"] == {
-                "message": "the server has failed; its log says how.", "type": "server_error", "param": None, "code": "internal_error",
+                "message": "the server has failed; its log says how.", "type": "server_error",
+                "param": None, "code": "internal_error",
             }  # fmt: skip
 
     run(scenario())

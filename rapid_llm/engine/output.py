@@ -6,6 +6,8 @@ from rapid_llm.engine.request import FinishReason
 
 LOWEST_LOGPROB = -9999.0
 """Stands for the log of 0, which JSON cannot say."""
+EVERY_TOKEN_BANNED = "every token was banned: by logit_bias, bad_words or min_tokens, or all of them together; ban fewer"
+"""The error of a request that leaves no token to choose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,12 @@ import math
 
 from rapid_llm.config import SamplingParams
 from rapid_llm.engine.detokenizer import IncrementalDetokenizer
-from rapid_llm.engine.output import LOWEST_LOGPROB, CompletionOutput, Logprob, RequestOutput
+from rapid_llm.engine.output import EVERY_TOKEN_BANNED, LOWEST_LOGPROB, CompletionOutput, Logprob, RequestOutput
 from rapid_llm.engine.request import FinishReason, TokenOutput
 from rapid_llm.engine.stop import StopChecker
 from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.step import ALL_BANNED, NO_NUMBER, SampledToken
 
-EVERY_TOKEN_BANNED = "every token was banned: by logit_bias, bad_words or min_tokens, or all of them together; ban fewer"
-"""The error of a request that leaves no token to choose."""
 _FAILURES = {
     NO_NUMBER: "the model's output held no number to sample from (NaN, or -inf alone): the weights or the KV pool are damaged",
     ALL_BANNED: EVERY_TOKEN_BANNED,

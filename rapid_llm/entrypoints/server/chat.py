@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -8,7 +9,6 @@ from starlette.requests import Request
 
 from rapid_llm.config import SamplingParams
 from rapid_llm.engine.output import CompletionOutput, RequestOutput
-from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.entrypoints.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -28,6 +28,9 @@ from rapid_llm.entrypoints.server.naming import Naming
 from rapid_llm.entrypoints.server.refusals import detail_of
 from rapid_llm.entrypoints.server.serving import Serving
 from rapid_llm.errors import RapidError, RequestError
+
+if TYPE_CHECKING:
+    from rapid_llm.engine.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
 
@@ -64,7 +67,7 @@ def _params(ask: ChatRequest, defaults: SamplingParams) -> SamplingParams:
 class ChatWriter:
     """Answers as chat completions."""
 
-    def __init__(self, ask: ChatRequest, params: SamplingParams, naming: Naming, tokenizer: Tokenizer) -> None:
+    def __init__(self, ask: ChatRequest, params: SamplingParams, naming: Naming, tokenizer: "Tokenizer") -> None:
         self._most, self._naming, self._tokenizer = params.logprobs or 0, naming, tokenizer
         self._usage = None if ask.includes_usage else UNSET
         self._counts_tokens = ask.includes_usage

@@ -1,15 +1,14 @@
 """POST /v1/completions."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 
 from rapid_llm.config import MAX_ANSWERS, SamplingParams
-from rapid_llm.engine.frontend import Prompt
 from rapid_llm.engine.output import CompletionOutput, RequestOutput
-from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.entrypoints.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from rapid_llm.entrypoints.protocol.errors import ErrorBody
 from rapid_llm.entrypoints.protocol.fields import field_values, sampling_params
@@ -21,6 +20,10 @@ from rapid_llm.entrypoints.server.naming import Naming
 from rapid_llm.entrypoints.server.refusals import detail_of
 from rapid_llm.entrypoints.server.serving import Serving
 from rapid_llm.errors import RapidError, RequestError
+
+if TYPE_CHECKING:
+    from rapid_llm.engine.frontend import Prompt
+    from rapid_llm.engine.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
 
@@ -41,7 +44,7 @@ async def completions(request: Request) -> Exchange:
     return Exchange(serving, streams, len(prompts) * params.n, writer, is_stream=bool(ask.stream))
 
 
-def _prompts(ask: CompletionRequest) -> list[Prompt]:
+def _prompts(ask: CompletionRequest) -> "list[Prompt]":
     """One prompt or several, by what the list holds."""
     if isinstance(ask.prompt, str):
         return [ask.prompt]
@@ -64,7 +67,7 @@ def _params(ask: CompletionRequest) -> SamplingParams:
 class CompletionWriter:
     """Answers as text completions; the answers to prompt p are numbers p * n to p * n + n - 1."""
 
-    def __init__(self, ask: CompletionRequest, params: SamplingParams, naming: Naming, tokenizer: Tokenizer) -> None:
+    def __init__(self, ask: CompletionRequest, params: SamplingParams, naming: Naming, tokenizer: "Tokenizer") -> None:
         self._params, self._naming, self._tokenizer = params, naming, tokenizer
         self._echoes, self._counts_tokens = bool(ask.echo), ask.includes_usage
         self._shows_scores = ask.prompt_logprobs is not None

@@ -9,8 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from rapid_llm.engine.output import RequestOutput
-from rapid_llm.engine.text import EVERY_TOKEN_BANNED
+from rapid_llm.engine.output import EVERY_TOKEN_BANNED, RequestOutput
 from rapid_llm.entrypoints.server.merging import merged
 from rapid_llm.entrypoints.server.metrics import Record
 from rapid_llm.entrypoints.server.refusals import RefusalError, refuse

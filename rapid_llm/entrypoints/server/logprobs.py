@@ -2,16 +2,19 @@
 
 import codecs
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rapid_llm.engine.output import CompletionOutput, Logprob
-from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.entrypoints.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from rapid_llm.entrypoints.protocol.completions import CompletionLogprobs
+
+if TYPE_CHECKING:
+    from rapid_llm.engine.tokenizer import Tokenizer
 
 Entry = Mapping[int, Logprob]
 
 
-def chat_logprobs(answer: CompletionOutput, since: int, most: int, tokenizer: Tokenizer) -> ChatLogprobs | None:
+def chat_logprobs(answer: CompletionOutput, since: int, most: int, tokenizer: "Tokenizer") -> ChatLogprobs | None:
     """Of the tokens of ``answer`` from number ``since`` on; None unless they were asked for."""
     if answer.logprobs is None:
         return None
@@ -19,7 +22,7 @@ def chat_logprobs(answer: CompletionOutput, since: int, most: int, tokenizer: To
     return ChatLogprobs([_with_likeliest(token, entry, most, tokenizer) for token, entry in pairs])
 
 
-def _with_likeliest(token: int, entry: Entry, most: int, tokenizer: Tokenizer) -> TokenLogprob:
+def _with_likeliest(token: int, entry: Entry, most: int, tokenizer: "Tokenizer") -> TokenLogprob:
     top = [TopLogprob(*_text_and_bytes(its, one, tokenizer)) for its, one in likeliest(entry, most)]
     text, value, data = _text_and_bytes(token, entry[token], tokenizer)
     return TokenLogprob(text, value, data, top)
@@ -31,7 +34,7 @@ def likeliest(entry: Entry, most: int) -> list[tuple[int, Logprob]]:
     return sorted(ranked, key=lambda pair: pair[1].rank or 0)
 
 
-def _text_and_bytes(token: int, one: Logprob, tokenizer: Tokenizer) -> tuple[str, float, list[int]]:
+def _text_and_bytes(token: int, one: Logprob, tokenizer: "Tokenizer") -> tuple[str, float, list[int]]:
     data = tokenizer.bytes_of([token], skip_special_tokens=False)
     return token_text(data), one.logprob, list(data)
 
@@ -47,7 +50,7 @@ def token_text(data: bytes) -> str:
 class CompletionLogprobsWriter:
     """Lists for one answer as it grows; offsets go on from piece to piece."""
 
-    def __init__(self, most: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, most: int, tokenizer: "Tokenizer") -> None:
         self._most, self._tokenizer = most, tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0

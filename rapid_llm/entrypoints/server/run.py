@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import uvloop
 
 from rapid_llm.config import EngineConfig
 from rapid_llm.entrypoints.server.app import build_app
+from rapid_llm.entrypoints.server.head import BoundedHead
 from rapid_llm.entrypoints.server.logs import log_as_json
 from rapid_llm.entrypoints.server.settings import ServerConfig
 from rapid_llm.errors import RapidError
@@ -40,13 +42,13 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listener: socket.so
 
     settings = uvicorn.Config(
         build_app(engine, config, on_end),
-        http="httptools",
+        http=BoundedHead,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(config.drain_seconds),
+        timeout_graceful_shutdown=math.ceil(config.drain_seconds),
     )
     server = _Server(settings)
     host, port = listener.getsockname()[:2]

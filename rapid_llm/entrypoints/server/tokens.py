@@ -1,16 +1,19 @@
 """POST /tokenize and /detokenize: the model's tokenizer, as requests go through it."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rapid_llm.engine.frontend import Frontend
 from rapid_llm.entrypoints.protocol.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from rapid_llm.entrypoints.server.bodies import read
 from rapid_llm.entrypoints.server.serving import Serving
 from rapid_llm.errors import RequestError
+
+if TYPE_CHECKING:
+    from rapid_llm.engine.frontend import Frontend
 
 
 async def tokenize(request: Request) -> Response:
@@ -34,7 +37,7 @@ async def detokenize(request: Request) -> Response:
     return _json(DetokenizeResponse(text))
 
 
-def _ids(ask: TokenizeRequest, frontend: Frontend) -> list[int]:
+def _ids(ask: TokenizeRequest, frontend: "Frontend") -> list[int]:
     if (ask.prompt is None) == (ask.messages is None):
         got = "neither" if ask.prompt is None else "both"
         raise RequestError("prompt or messages", param="prompt", got=got, wanted="one of the two", change="send one of them")

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -76,6 +78,11 @@ def test_the_port_answers_while_the_engine_loads_and_this_process_has_no_torch(o
     assert server.http.get("/ready").status_code == 200
     if Path("/proc/self/maps").exists():
         assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+
+
+def test_what_the_port_waits_for_is_not_what_only_the_engine_needs():
+    code = "import sys, rapid_llm.entrypoints.server.run; print({'torch', 'numpy', 'tokenizers', 'jinja2'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_sigterm_lets_open_answers_end_and_exits_0(own):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from contextlib import asynccontextmanager
 
@@ -109,6 +110,11 @@ def test_a_step_that_fails_answers_503_and_the_next_engine_serves(folder):
     run(scenario())
 
 
+def said(body):
+    """The text of an answer, or of a stream's events together."""
+    return "".join(re.findall(r'"text":"(.*?)"', body))
+
+
 @pytest.mark.case("I16")
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_metrics_that_fail_harm_no_answer(folder, stream):
@@ -121,9 +127,7 @@ def test_metrics_that_fail_harm_no_answer(folder, stream):
             shared.metrics.requests = None
             answer = await client.post("/v1/completions", json={**ASK, "stream": stream})
             assert answer.status_code == 200
-            if not stream:
-                assert answer.json()["choices"] == expected.json()["choices"]
-            assert answer.text.count("data:") == expected.text.count("data:")
+            assert said(answer.text) == said(expected.text)
             await asyncio.sleep(0)
             assert len(failures) == 1
 

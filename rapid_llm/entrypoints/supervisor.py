@@ -68,7 +68,7 @@ class Supervisor:
     async def _follow(self) -> None:
         """From ready to the engine's end, and to ready again."""
         error: RapidError = await self.llm.ended()
-        self._state = "restarting"
+        self._state, self.llm.progress = "restarting", None
         while True:
             await self._pause(error)
             try:

@@ -19,6 +19,7 @@ from rapid_llm.entrypoints.server.settings import ServerConfig
 from rapid_llm.errors import RapidError
 
 logger = logging.getLogger(__name__)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(engine: EngineConfig, config: ServerConfig, listener: socket.socket) -> None:
@@ -64,9 +65,13 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             loop.add_signal_handler(number, self._end)
-        yield
+        try:
+            yield
+        finally:  # what is still waited for then, a download that nobody can stop say, one more signal ends
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
 
     def _end(self) -> None:
         self.force_exit = self.should_exit

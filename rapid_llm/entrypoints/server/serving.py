@@ -9,7 +9,6 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from rapid_llm.config import EngineConfig
-from rapid_llm.engine.messages import Progress
 from rapid_llm.entrypoints.protocol.models import Readiness
 from rapid_llm.entrypoints.server.metrics import Metrics
 from rapid_llm.entrypoints.server.refusals import RefusalError
@@ -50,7 +49,6 @@ class Serving:
         self._on_end = on_end
         self._supervisor: Supervisor | None = None
         self._running: asyncio.Task[None] | None = None
-        self._progress: Progress | None = None
 
     def start(self) -> None:
         """Begin to start the engine."""
@@ -66,10 +64,13 @@ class Serving:
 
     def readiness(self) -> Readiness:
         """How far the engine is."""
-        state = "starting" if self._supervisor is None else self._supervisor.state
-        progress = self._progress
-        if state == "ready" or progress is None:
-            return Readiness(status=state, phase="" if state == "ready" else "start engine process")
+        if self._supervisor is None:
+            return Readiness(status="starting", phase="start server")
+        state, progress = self._supervisor.state, self._supervisor.llm.progress
+        if state == "ready":
+            return Readiness(status=state)
+        if progress is None:
+            return Readiness(status=state, phase="start engine process")
         return Readiness(status=state, phase=progress.phase, done=progress.done, total=progress.total)
 
     def stuck_seconds(self) -> float:
@@ -134,13 +135,10 @@ class Serving:
     def _make(self) -> "AsyncLLM":
         from rapid_llm.entrypoints.async_llm import AsyncLLM
 
-        return AsyncLLM(**vars(self.engine), progress=self._note)
+        return AsyncLLM(**vars(self.engine))
 
     async def _supervise(self, llm: "AsyncLLM") -> None:
         from rapid_llm.entrypoints.supervisor import Supervisor
 
         self._supervisor = Supervisor(llm, self.config.max_restarts)
         await self._supervisor.run()
-
-    def _note(self, progress: Progress) -> None:
-        self._progress = progress

@@ -59,12 +59,14 @@ bench: $(VENV)/.setup-dev
 	$(BIN)/python -m benchmarks.engine.bench_offline
 	$(BIN)/python -m benchmarks.engine.bench_startup
 	$(BIN)/python -m benchmarks.engine.bench_host
+	$(BIN)/python -m benchmarks.engine.bench_http --tiny --streams 1000 --new 32
 ifeq ($(GPU),yes)
 	$(BIN)/python -m benchmarks.engine.bench_load
 	$(BIN)/python -m benchmarks.engine.bench_decode --model qwen3-0.6b
 	$(BIN)/python -m benchmarks.engine.bench_decode --model llama-8b --batch 1,8,64
 	$(BIN)/python -m benchmarks.engine.bench_online --model qwen3-0.6b
 	$(BIN)/python -m benchmarks.engine.bench_prefix --model qwen3-0.6b
+	$(BIN)/python -m benchmarks.engine.bench_http --model qwen3-0.6b --streams 64
 	$(BIN)/python -m benchmarks.engine.bench_mixed_load --model qwen3-0.6b
 	$(BIN)/python -m benchmarks.kernels.all
 endif
@@ -76,10 +78,10 @@ clean:
 	rm -rf .cache/triton-* .cache/nvrtc-* $(VENV) .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.setup: $(PINS)
-	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) serve,demo
+	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV)
 	touch $@
 $(VENV)/.setup-dev: $(VENV)/.setup
-	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) serve,demo,dev
+	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) dev
 	touch $@
 .cache/triton-%/.setup: | $(VENV)/.setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .cache/triton-$* triton==$*

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from rapid_llm.errors import ConfigError, RequestError
@@ -84,6 +85,10 @@ class EngineConfig:
     offline: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("model", "device"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} is of the wrong type", got=repr(value), wanted="a string", change="quote it")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(
                 "dtype is not supported", got=repr(self.dtype), wanted=" | ".join(DTYPES), change="pass one of those"
@@ -106,7 +111,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise ConfigError(f"{name} is out of range", got=repr(value), wanted="an integer >= 1", change="raise it")
-        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+        if self.memory_fraction is not None and not (_is_number(self.memory_fraction) and 0 < self.memory_fraction <= 1):
             got = repr(self.memory_fraction)
             raise ConfigError(
                 "memory_fraction is out of range", got=got, wanted="0 < value <= 1", change="pass a share of memory"
@@ -130,6 +135,16 @@ class EngineConfig:
         """Build one from keywords; an unknown keyword is a ConfigError that names the nearest known one."""
         refuse_unknown(options, (field.name for field in fields(cls)), "engine setting")
         return cls(**options)
+
+    @classmethod
+    def from_file(cls, path: str | Path, **options: Any) -> "EngineConfig":
+        """Build one from a config file in TOML (docs/config.md); ``options`` win over it. LLM(**vars(config)) serves it.
+
+        Raises: ConfigError on a file that cannot be read and on a key that is no setting, with the nearest one.
+        """
+        from rapid_llm.config_file import engine_settings, read_config_file, settle
+
+        return settle(cls, engine_settings(read_config_file(path)), options, str(path), "engine setting").config
 
 
 def refuse_unknown(options: Iterable[str], known: Iterable[str], what: str) -> None:
@@ -340,7 +355,8 @@ class SamplingParams:
             raise _refused("logprobs_mode", self.logprobs_mode, " | ".join(LOGPROBS_MODES))
         if self.logprobs_mode != "raw" and self.logprobs is None:
             wanted, change = "a number of logprobs with it", "set logprobs, or leave logprobs_mode out"
-            raise RequestError("logprobs_mode has no effect alone", got=self.logprobs_mode, wanted=wanted, change=change)
+            got, param = self.logprobs_mode, "logprobs_mode"
+            raise RequestError("logprobs_mode has no effect alone", param=param, got=got, wanted=wanted, change=change)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise _refused("grammar", self.grammar, "a Grammar or None")
         object.__setattr__(self, "stop", _strings("stop", self.stop))
@@ -372,7 +388,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _refused(name: str, value: Any, wanted: str) -> RequestError:
-    return RequestError(f"{name} is out of range", got=repr(value), wanted=wanted, change=f"pass another {name}")
+    change = f"pass another {name}"
+    return RequestError(f"{name} is out of range", param=name, got=repr(value), wanted=wanted, change=change)
 
 
 def _check_number(name: str, value: Any, low: float, high: float, wanted: str, *, open_low: bool = False) -> None:

@@ -60,6 +60,10 @@ class Environment:
             "summary": "folder where quantised weights are kept for the next start, or off; default: in the data folder",
         },
     )
+    api_key: str = field(
+        default="",
+        metadata={"parse": str, "summary": "a key that each request to `rapid-llm serve` must bring, in place of --api-key"},
+    )
     commit: str = field(
         default="",
         metadata={"parse": str, "summary": "commit that evidence and results are recorded for, where there is no git history"},

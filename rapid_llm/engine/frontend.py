@@ -75,9 +75,8 @@ class Frontend:
         if is_list and all(issubclass(kind, int) and kind is not bool for kind in set(map(type, prompt))):
             return None, list(prompt)
         wanted = "a string or a list of token ids"
-        raise RequestError(
-            "prompt of the wrong type", got=f"{type(prompt).__name__} {prompt!r:.80}", wanted=wanted, change="pass one of those"
-        )
+        got, change = f"{type(prompt).__name__} {prompt!r:.80}", "pass one of those"
+        raise RequestError("prompt of the wrong type", param="prompt", got=got, wanted=wanted, change=change)
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Encoded:
         """A conversation, written by the model's chat template.
@@ -89,6 +88,10 @@ class Frontend:
             messages, tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tools=tools
         )
         return text, tokenizer.encode(text, add_special_tokens=False)
+
+    def check_ids(self, name: str, ids: Sequence[int]) -> None:
+        """Raise RequestError, which calls them ``name``, where one of ``ids`` is none of the model's."""
+        self._rules.check_ids(name, ids)
 
     def rules(self, ids: list[int], params: SamplingParams) -> list[TokenRules]:
         """What the token half needs to know of each answer.

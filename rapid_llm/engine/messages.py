@@ -29,6 +29,9 @@ from rapid_llm.version import __version__
 MAX_FRAME = 64 * 2**20
 """Bytes of the longest message: ten times a prompt of a million ids. A larger length is no length."""
 
+STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Seconds that steps are counted by."""
+
 _LENGTH = struct.Struct("<I")
 _ERRORS = {kind.__name__: kind for kind in (CheckpointError, ConfigError, KernelInputError, NoKernelError, RequestError)}
 
@@ -154,6 +157,11 @@ class Stats(Message, frozen=True):
         used_pages, num_pages: of the KV pool, in pages of PAGE_SIZE rows.
         num_steps: steps since the start.
         step_seconds: what the last one took on the host, in seconds; 0 before the first.
+        step_counts: steps by what they took: up to each of STEP_BOUNDS, then longer.
+        total_step_seconds: what all of them took.
+        num_preemptions: times that a request lost its pages.
+        admitted_tokens, cached_tokens: tokens of the requests that were started, and how many of them the prefix cache held.
+        num_compiles: kernels that were compiled or loaded since the engine was ready.
     """
 
     waiting: int
@@ -162,6 +170,12 @@ class Stats(Message, frozen=True):
     num_pages: int
     num_steps: int
     step_seconds: float
+    step_counts: list[int]
+    total_step_seconds: float
+    num_preemptions: int
+    admitted_tokens: int
+    cached_tokens: int
+    num_compiles: int
 
 
 FromClient = Add | Abort | AskStats | Drain | Shutdown

@@ -6,6 +6,8 @@ from rapid_llm.engine.request import FinishReason
 
 LOWEST_LOGPROB = -9999.0
 """Stands for the log of 0, which JSON cannot say."""
+EVERY_TOKEN_BANNED = "every token was banned: by logit_bias, bad_words, min_tokens or the grammar, or all of them together; ban fewer"
+"""The error of a request that leaves no token to choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class RequestOutput:
         error: why the request failed, when finish_reason is "error".
         prompt_logprobs: for each of ``prompt_token_ids`` a dict by token id, None for the first, which nothing stands before;
             None unless asked for.
-        num_cached_tokens: prompt tokens that the prefix cache spared the model.
+        num_cached_tokens: prompt tokens that the prefix cache spared the model, in the first of several answers: the others share
+            what that one has computed.
     """
 
     request_id: str

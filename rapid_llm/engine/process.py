@@ -11,12 +11,14 @@ import socket
 import sys
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rapid_llm.engine.channel import Channel
 from rapid_llm.engine.engine import Engine
 from rapid_llm.engine.messages import (
+    STEP_BOUNDS,
     Abort,
     Add,
     AskStats,
@@ -78,7 +80,7 @@ class EngineProcess:
         self._channel, self._build = channel, build
         self._engine: Engine | None = None
         self._draining = self._told = self._done = False
-        self._num_steps, self._step_seconds = 0, 0.0
+        self._steps = StepClock()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -113,13 +115,11 @@ class EngineProcess:
             self._done |= self._channel.is_closed or (self._draining and not engine.has_work)
 
     def _step(self, engine: Engine) -> None:
-        start = time.perf_counter()
-        outputs = engine.step()
+        with self._steps:
+            outputs = engine.step()
         while engine.refused:
             request_id, error = engine.refused.popitem()
             self._channel.send(Refused(request_id, Fault.of(error)))
-        self._step_seconds = time.perf_counter() - start
-        self._num_steps += 1
         if outputs:
             self._channel.send(Outputs(outputs))
 
@@ -146,9 +146,21 @@ class EngineProcess:
             self._channel.send(Refused(message.request_id, Fault.of(error)))
 
     def _stats(self, engine: Engine) -> Stats:
-        scheduler, num_pages = engine.scheduler, engine.config.num_pages
-        used_pages = num_pages - scheduler.allocator.num_free
-        return Stats(engine.num_waiting, len(scheduler.running), used_pages, num_pages, self._num_steps, self._step_seconds)
+        scheduler, steps, num_pages = engine.scheduler, self._steps, engine.config.num_pages
+        return Stats(
+            waiting=engine.num_waiting,
+            running=len(scheduler.running),
+            used_pages=num_pages - scheduler.allocator.num_free,
+            num_pages=num_pages,
+            num_steps=sum(steps.counts),
+            step_seconds=steps.last,
+            step_counts=steps.counts,
+            total_step_seconds=steps.total,
+            num_preemptions=scheduler.num_preemptions,
+            admitted_tokens=scheduler.pages.num_admitted_tokens,
+            cached_tokens=scheduler.pages.num_cached_tokens,
+            num_compiles=engine.worker.num_compiles,
+        )
 
     def _report(self, phase: str, done: int = 0, total: int = 0) -> None:
         self._channel.send(Progress(phase, done, total))
@@ -159,6 +171,27 @@ class EngineProcess:
         self._draining = True
         if not self.is_ready:  # nothing runs yet
             os._exit(0)
+
+
+class StepClock:
+    """Times steps on the host: what is run inside the context is one.
+
+    Attributes:
+        last, total: seconds of the newest one, and of all.
+        counts: how many took up to each of STEP_BOUNDS, then longer.
+    """
+
+    def __init__(self) -> None:
+        self.last = self.total = 0.0
+        self.counts = [0] * (len(STEP_BOUNDS) + 1)
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.last = time.perf_counter() - self._began
+        self.total += self.last
+        self.counts[bisect_left(STEP_BOUNDS, self.last)] += 1
 
 
 class _ReportedLedger(StartupLedger):

@@ -44,9 +44,9 @@ class RuleMaker:
             RequestError: lengths that never fit, an id that is not the model's, a bad word that is too long.
         """
         max_new_tokens = self._max_new_tokens(len(ids), params)
-        self._check_ids("prompt", ids)
-        self._check_ids("stop_token_ids", params.stop_token_ids or ())
-        self._check_ids("logit_bias", params.logit_bias or ())
+        self.check_ids("prompt", ids)
+        self.check_ids("stop_token_ids", params.stop_token_ids or ())
+        self.check_ids("logit_bias", params.logit_bias or ())
         end_ids = frozenset() if params.ignore_eos else self.end_ids
         first = TokenRules(
             max_new_tokens=max_new_tokens,
@@ -73,16 +73,17 @@ class RuleMaker:
         check_fits(limits, prompt_len, count)
         if params.min_tokens > count:
             got, wanted = f"{params.min_tokens} behind {prompt_len} prompt tokens", f"at most {count}, which the context has left"
-            raise RequestError("min_tokens is out of range", got=got, wanted=wanted, change="lower min_tokens")
+            change = "lower min_tokens"
+            raise RequestError("min_tokens is out of range", param="min_tokens", got=got, wanted=wanted, change=change)
         return count
 
-    def _check_ids(self, name: str, ids: Collection[int]) -> None:
+    def check_ids(self, name: str, ids: Collection[int]) -> None:
+        """Raise RequestError, which calls them ``name``, where one of ``ids`` is none of the model's."""
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-            wanted = f"ids from 0 to {self.vocab_size - 1}"
-            raise RequestError(
-                f"{name}: token id out of the vocabulary", got=str(wrong), wanted=wanted, change="send ids of this model"
-            )
+            wanted, change = f"ids from 0 to {self.vocab_size - 1}", "send ids of this model"
+            problem = f"{name}: token id out of the vocabulary"
+            raise RequestError(problem, param=name, got=str(wrong), wanted=wanted, change=change)
 
     def _adjust(self, prompt_len: int, params: SamplingParams, end_ids: frozenset[int]) -> Adjust | None:
         biases = (params.logit_bias or {}).items()
@@ -106,9 +107,9 @@ class RuleMaker:
         for sequence, word in sequences.items():
             if not 1 <= len(sequence) <= MAX_BAD_WORD_TOKENS:
                 wanted = f"1 to {MAX_BAD_WORD_TOKENS} tokens"
-                got = f"{word!r:.60}, {len(sequence)} tokens"
-                raise RequestError("bad_words is out of range", got=got, wanted=wanted, change="shorten or remove the word")
-            self._check_ids("bad_words", sequence)
+                got, change = f"{word!r:.60}, {len(sequence)} tokens", "shorten or remove the word"
+                raise RequestError("bad_words is out of range", param="bad_words", got=got, wanted=wanted, change=change)
+            self.check_ids("bad_words", sequence)
         return list(sequences)
 
 

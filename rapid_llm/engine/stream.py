@@ -66,5 +66,5 @@ class StreamedAnswer:
 
     def end(self) -> None:
         """End as aborted, unless it is complete."""
-        if not self._request.finished:
-            self.take(TokenOutput("", None, "abort"))
+        self._request.abort()
+        self._stream.wake()

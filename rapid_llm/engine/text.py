@@ -4,7 +4,7 @@ import math
 
 from rapid_llm.config import SamplingParams
 from rapid_llm.engine.detokenizer import IncrementalDetokenizer
-from rapid_llm.engine.output import LOWEST_LOGPROB, CompletionOutput, Logprob, RequestOutput
+from rapid_llm.engine.output import EVERY_TOKEN_BANNED, LOWEST_LOGPROB, CompletionOutput, Logprob, RequestOutput
 from rapid_llm.engine.request import FinishReason, TokenOutput
 from rapid_llm.engine.stop import StopChecker
 from rapid_llm.engine.tokenizer import Tokenizer
@@ -13,7 +13,7 @@ from rapid_llm.step import ALL_BANNED, NO_NUMBER, NO_WAY_ON, SampledToken
 
 _FAILURES = {
     NO_NUMBER: "the model's output held no number to sample from (NaN, or -inf alone): the weights or the KV pool are damaged",
-    ALL_BANNED: "every token was banned: by logit_bias, bad_words, min_tokens or the grammar, or all of them together; ban fewer",
+    ALL_BANNED: EVERY_TOKEN_BANNED,
     NO_WAY_ON: "the grammar could not be followed any further: it is too complex, or no token of the model goes on from here; "
     "make it simpler",
 }
@@ -58,7 +58,8 @@ class TextRequest:
 
     def take(self, update: TokenOutput) -> bool:
         """Add what a step brought; True when a stop string ended the answer, so that the token half must be told."""
-        self.output.num_cached_tokens = update.num_cached_tokens
+        if self.answer.index == 0:  # what the others find in the cache is what the first has computed
+            self.output.num_cached_tokens = update.num_cached_tokens
         for token in update.prompt:
             self._add_prompt_token(token)
         if update.token is not None:
@@ -66,13 +67,20 @@ class TextRequest:
         if self.finished:
             return True
         if update.finish_reason is not None:
-            self._end(update)
+            self._end(update.finish_reason, update.stop_id)
+            if self.answer.finish_reason == "error":
+                self.output.error = _FAILURES[update.failure]
         return False
 
     def fail(self, error: RapidError) -> None:
         """End with an error that is not of a step."""
         self.output.error = str(error)
         self._finish("error", None)
+
+    def abort(self) -> None:
+        """End as aborted, unless it is complete: nothing more will come."""
+        if not self.finished:
+            self._end("abort")
 
     def _add_prompt_token(self, token: SampledToken) -> None:
         if self.output.prompt_logprobs is not None:
@@ -95,17 +103,14 @@ class TextRequest:
         if matched is not None:
             self._finish("stop", matched)
 
-    def _end(self, update: TokenOutput) -> None:
+    def _end(self, reason: FinishReason, stop_id: int | None = None) -> None:
         """Let go of what was held back; it may still complete a stop string."""
         self._add_text(self._detokenizer.finish())
-        if self.finished:
-            return
-        self._emit(self._stop.finish())
-        self._finish(update.finish_reason, update.stop_id)
-        if update.failure:
-            self.output.error = _FAILURES[update.failure]
+        if not self.finished:
+            self._emit(self._stop.finish())
+            self._finish(reason, stop_id)
 
-    def _finish(self, reason: FinishReason | None, stop_reason: str | int | None) -> None:
+    def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.answer.finish_reason, self.answer.stop_reason = reason, stop_reason
         self.output.finished = all(answer.finish_reason is not None for answer in self.output.outputs)
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,7 @@ from rapid_llm.engine.messages import Progress, Start, Stats
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.engine.request import TokenRules
 from rapid_llm.engine.stream import OutputStream
-from rapid_llm.errors import RequestError
+from rapid_llm.errors import RapidError, RequestError
 from rapid_llm.ledger import StartupLedger
 
 _COMMAND = (sys.executable, "-m", "rapid_llm.entrypoints.engine_process")
@@ -94,7 +94,7 @@ class AsyncLLM:
 
         Raises: ConfigError, CheckpointError, NoKernelError as LLM does; EngineDiedError when the process just ended.
         """
-        return (await self._frontend()).limits
+        return (await self.frontend()).limits
 
     async def restart(self) -> None:
         """Start another engine process in place of one that has died (or lives). Open streams end with EngineDiedError."""
@@ -114,13 +114,30 @@ class AsyncLLM:
             await asyncio.wait({frontend})
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the engine's process has ended, so that ``restart`` is what is left."""
+        return self._client().error is not None
+
+    async def ended(self) -> RapidError:
+        """Wait until the engine's process has ended; why it did."""
+        return await self._client().ended()
+
+    async def frontend(self) -> Frontend:
+        """The text half, once the engine is ready: its tokenizer, templates and limits.
+
+        Raises: as ``ready`` does.
+        """
+        self._client()
+        return await asyncio.shield(cast("tuple[EngineClient, asyncio.Task[Frontend]]", self._engine)[1])
+
+    @property
     def process_id(self) -> int:
         """Of the engine's process."""
         return self._client().process_id
 
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Continue a prompt as it stands, and yield the answer, or its ``n`` answers, as they grow.
 
         Each item is a state of its own: ``.outputs[0].text`` is everything so far, ``.outputs[0].delta`` what is new since the
@@ -143,7 +160,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         tools: Sequence[Tool] | None = None,
         request_id: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Answer one conversation through the model's chat template; items and errors as of ``generate``.
 
         Args:
@@ -167,15 +184,22 @@ class AsyncLLM:
         """
         return await self._client().stats()
 
+    def silence(self) -> float:
+        """Seconds for which the engine has not answered a question about itself: what the step that runs has taken, or more.
+
+        Asks it, unless it owes an answer; so a second call some time after the first tells whether steps still end.
+        """
+        return self._client().silence()
+
     async def _follow(
         self, encode: Callable[[Frontend], Encoded], params: SamplingParams | None, request_id: str | None, *, continues: bool
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         name = next(name for name in map(str, self._numbers) if name not in self._open) if request_id is None else request_id
         if name in self._open:
             raise RequestError(f"request id {name!r} is in use", change="choose another id")
         request = self._open[name] = _Open(self._client())
         try:
-            frontend = await self._frontend()
+            frontend = await self.frontend()
             encoded = await asyncio.to_thread(encode, frontend)  # a long prompt takes a while, and others are streaming
             params = frontend.default_chat_params() if params is None else params
             rules = frontend.rules(encoded[1], params)
@@ -197,10 +221,6 @@ class AsyncLLM:
         ready = await client.ready()
         self.ledger.include("engine", ready.zero, ready.phases, ready.notes)
         return Frontend(source, tokenizer, ready.limits)
-
-    async def _frontend(self) -> Frontend:
-        self._client()
-        return await asyncio.shield(cast("tuple[EngineClient, asyncio.Task[Frontend]]", self._engine)[1])
 
     def _client(self) -> EngineClient:
         if self._engine is None:

@@ -2,8 +2,7 @@
 
 import argparse
 
-from rapid_llm.config import EngineConfig
-from rapid_llm.entrypoints.engine_flags import add_weight_flags, engine_options
+from rapid_llm.entrypoints.engine_flags import add_weight_flags, engine_config
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,7 +21,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run_verify_checkpoint(options: argparse.Namespace) -> int:
     """Print a line a layer; 1 when something is wrong."""
-    config = EngineConfig(**engine_options(options))
+    config = engine_config(options).config
     from rapid_llm.checkpoint.locate import locate
     from rapid_llm.entrypoints.verify_checkpoint import check_checkpoint
 

@@ -1,10 +1,10 @@
-"""The settings of an engine as flags: one for each field of EngineConfig, for every command that starts one."""
+"""The settings of an engine as flags: one for each field of EngineConfig, for every command that starts one; or in a file."""
 
 import argparse
 from dataclasses import fields
-from typing import Any
 
 from rapid_llm.config import DTYPES, GGUF, KV_DTYPES, QUANTIZE, EngineConfig
+from rapid_llm.config_file import Settled, engine_settings, read_config_file, settle
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +31,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--prefix-cache",
         action=argparse.BooleanOptionalAction,
-        default=True,
         help="keep what was computed for prompts that begin alike, such as the turns of a conversation (default: on)",
     )
     engine.add_argument(
         "--deterministic",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="the same bits for a request alone and in any batch, at a cost (docs/sampling.md)",
     )
     engine.add_argument(
@@ -47,22 +46,33 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--cuda-graphs",
         action=argparse.BooleanOptionalAction,
-        default=True,
         help="replay steps as CUDA graphs, which spares the host its launches (default: on)",
     )
 
 
 def add_weight_flags(parser: "argparse._ActionsContainer") -> None:
-    """Add those that say which weights are loaded and how they are kept, but for the model itself."""
+    """Add those that say which weights are loaded and how they are kept, but for the model itself; and the config file."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a TOML file with settings by the names of these flags, which win over it (docs/config.md)",
+    )
     parser.add_argument("--revision", help="branch, tag or full commit hash of a model that is named (default: main)")
-    parser.add_argument("--offline", action="store_true", help="never download (HF_HUB_OFFLINE=1 says the same)")
+    parser.add_argument(
+        "--offline", action=argparse.BooleanOptionalAction, help="never download (HF_HUB_OFFLINE=1 says the same)"
+    )
     parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
     parser.add_argument("--quantize", choices=QUANTIZE, help="keep weights in fewer bits, rounded while they are loaded")
     parser.add_argument("--gguf", choices=GGUF, help="weights of a .gguf file: keep their bits, or make numbers of them")
 
 
-def engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of EngineConfig that a command has flags for and was given."""
-    values = {field.name: getattr(options, field.name, None) for field in fields(EngineConfig)}
-    return {name: value for name, value in values.items() if value is not None}
+def engine_config(options: argparse.Namespace) -> Settled[EngineConfig]:
+    """The settings that a command was given, by flags and in a file.
+
+    Raises: ConfigError.
+    """
+    in_file = {} if options.config is None else engine_settings(read_config_file(options.config))
+    flags = {field.name: getattr(options, field.name, None) for field in fields(EngineConfig)}
+    given = {name: value for name, value in flags.items() if value is not None}
+    return settle(EngineConfig, in_file, given, options.config, "engine setting")

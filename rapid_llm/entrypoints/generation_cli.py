@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rapid_llm.config import SamplingParams
 from rapid_llm.engine.output import RequestOutput
-from rapid_llm.entrypoints.engine_flags import add_engine_flags, engine_options
+from rapid_llm.entrypoints.engine_flags import add_engine_flags, engine_config
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
@@ -188,7 +188,7 @@ def _load(options: argparse.Namespace) -> "LLM":
     with ledger.phase("import"):
         from rapid_llm.entrypoints.llm import LLM
 
-    wishes = engine_options(options)
+    wishes = vars(engine_config(options).config)
     if not sys.stderr.isatty():
         return LLM(**wishes, ledger=ledger)
     loading = partial(_show_progress, lambda: f"loading {ledger.doing}")  # which says whether they are quantised meanwhile

@@ -1,7 +1,9 @@
 """StepPlan in, sampled ids out, on one device. Submitting returns at once on a GPU; on a CPU the step has run by then."""
 
+import importlib.util
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -31,6 +33,7 @@ class Worker:
 
     Attributes:
         depth: steps that may be in flight while the next one is planned.
+        num_compiles: Triton kernels that were compiled or loaded since ``prepare`` was done.
         graphs: runs steps padded and captured; None runs them as long as they are, by ``forward`` (a CPU).
     """
 
@@ -38,6 +41,7 @@ class Worker:
         self.model, self.pool = model, pool
         on_cpu = place.device.type == "cpu"
         self.depth = 0 if on_cpu else 1
+        self.num_compiles = 0
         self._clock = HostClock if on_cpu else DeviceClock
         self.forward = RecordedSteps(model, pool.layers, place.recorder)
         self.builder = BatchBuilder(config, place)
@@ -68,6 +72,10 @@ class Worker:
             self.builder.prepare()
             self.graphs.prepare(distinct)
             torch.cuda.empty_cache()  # what launches took, graphs that are still to be captured take again
+            _tell_of_loads(self._count_compile)
+
+    def _count_compile(self, *_: object) -> None:
+        self.num_compiles += 1
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> "SubmittedStep":
@@ -96,6 +104,14 @@ class Worker:
         masks = {chunk.slot: chunk.mask for chunk in plan.chunks if chunk.mask}
         sampled = self.sampler(logits, slots, step.sampled_positions.tolist(), drawn, masks) if slots else None
         return SubmittedStep(sampled, scored, clock)
+
+
+def _tell_of_loads(hear: Callable[..., None]) -> None:
+    """Call ``hear`` whenever Triton loads a kernel, which it does after each compilation too; nothing is heard without Triton."""
+    if importlib.util.find_spec("triton") is not None:
+        import triton
+
+        triton.knobs.runtime.kernel_load_start_hook.add(hear)
 
 
 class SubmittedStep:

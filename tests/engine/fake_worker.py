@@ -33,7 +33,7 @@ class FakeWorker:
     """Runs plans at once, or ``depth`` steps late as a GPU would."""
 
     def __init__(self, config, depth=0):
-        self.config, self.depth = config, depth
+        self.config, self.depth, self.num_compiles = config, depth, 0
         self.pool = [None] * config.max_kv_tokens
         self.table, self.last_ids, self.seeds = {}, {}, {}
         self.step_tokens = []

@@ -75,7 +75,7 @@ MESSAGES = st.one_of(
     st.builds(Outputs, st.lists(OUTPUTS, max_size=4)),
     st.builds(Refused, TEXT, FAULTS),
     st.builds(Failed, FAULTS),
-    st.builds(Stats, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS),
+    st.builds(Stats, *[COUNTS] * 5, FLOATS, st.lists(COUNTS, max_size=3), FLOATS, *[COUNTS] * 4),
 )
 ANY = msgspec.msgpack.Decoder(FromClient | Start | FromEngine)
 

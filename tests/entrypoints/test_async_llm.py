@@ -196,6 +196,23 @@ def test_abort_by_name_ends_the_stream_with_that_reason(llm, loop, when):
     loop(scenario())
 
 
+@pytest.mark.parametrize("how", ["aborted", "several", "to-the-end"])
+def test_whatever_ends_a_stream_it_tells_what_the_prefix_cache_spared(llm, loop, how):
+    async def scenario():
+        prompt = f"{how:>14}, and forty tokens in all"
+        await last(llm.generate(prompt, GREEDY))
+        params = replace(ENDLESS, n=3 if how == "several" else 1, max_tokens=200 if how == "aborted" else 4)
+        async for output in llm.generate(prompt, params, request_id="again"):
+            assert output.num_cached_tokens == 32
+            if how == "aborted":
+                llm.abort("again")
+        assert output.outputs[0].finish_reason == ("abort" if how == "aborted" else "length")
+        first = await last(llm.generate(f"{how} was never said: {how}", replace(params, max_tokens=1)))
+        assert first.num_cached_tokens == 0, "its other answers find what the first has computed"
+
+    loop(scenario())
+
+
 def test_what_is_refused_hurts_only_its_sender(llm, expected, loop):
     async def scenario():
         good = asyncio.ensure_future(last(llm.generate("hello", GREEDY)))

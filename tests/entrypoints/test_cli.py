@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import fields
@@ -16,6 +17,7 @@ from rapid_llm import LLM
 from rapid_llm.config import EngineConfig
 from rapid_llm.entrypoints import cli, doctor
 from rapid_llm.entrypoints.engine_flags import add_engine_flags
+from rapid_llm.entrypoints.server.settings import ServerConfig
 from tests.checkpoint.hub_server import HubServer, files_of, point_client_at, put_in_cache
 from tests.tiny_model import save_checkpoint, tiny_llama
 
@@ -109,7 +111,81 @@ def test_an_engine_flag_reaches_the_engine(capsys, folder, monkeypatch, flags):
 def test_every_setting_of_an_engine_has_a_flag():
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
-    assert {action.dest for action in parser._actions} - {"help"} == {field.name for field in fields(EngineConfig)}
+    assert {action.dest for action in parser._actions} - {"help", "config"} == {field.name for field in fields(EngineConfig)}
+
+
+def test_a_config_file_reaches_the_engine_and_flags_win_over_it(capsys, folder, monkeypatch, tmp_path):
+    started, init = [], LLM.__init__
+    monkeypatch.setattr(LLM, "__init__", lambda llm, **options: (init(llm, **options), started.append(llm.config))[0])
+    file = tmp_path / "rapid.toml"
+    lines = [f'model = "{folder}"', "max_num_seqs = 3", "max_kv_tokens = 512", "prefix_cache = false", "deterministic = true"]
+    file.write_text("\n".join(lines))
+    flags = ["--max-kv-tokens", "256", "--prefix-cache", "--no-deterministic"]
+    for command in ("generate", "chat"):
+        assert run(capsys, command, "hi", "--max-tokens", "2", "--config", str(file), *flags)[0] == 0
+        config = started.pop()
+        assert (config.model, config.max_num_seqs, config.max_kv_tokens) == (folder, 3, 256)
+        assert (config.prefix_cache, config.deterministic) == (True, False)
+    assert run(capsys, "verify-checkpoint", "--config", str(file))[0] == 0
+
+
+def test_serve_settles_flags_then_environment_then_file_then_defaults_and_shows_it(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "rapid.toml"
+    file.write_text('max_num_seqs = 3\n[server]\nport = 9000\nhost = "::1"\napi_key = "in the file"\n')
+    monkeypatch.setenv("RAPID_API_KEY", "in the environment")
+    flags = ["--config", str(file), "--port", "9001", "--cors-origins", "https://a.example", "--show-config"]
+    code, out, err = run(capsys, "serve", "org/name", *flags)
+    assert (code, err) == (0, "")
+    lines = dict(re.split(r" +# ", line) for line in out.splitlines() if " # " in line and not line.startswith("#"))
+    assert (
+        lines.items()
+        >= {
+            'model = "org/name"': "flag",
+            "max_num_seqs = 3": str(file),
+            "max_batched_tokens = 2048": "default",
+            "port = 9001": "flag",
+            'host = "::1"': str(file),
+            'api_key = "********"': "RAPID_API_KEY",
+            'cors_origins = ["https://a.example"]': "flag",
+            "drain_seconds = 60.0": "default",
+        }.items()
+    )
+    assert "the environment" not in out
+    (tmp_path / "shown.toml").write_text(out)
+    code, again, _ = run(capsys, "serve", "--config", str(tmp_path / "shown.toml"), "--show-config")
+    assert code == 0
+    assert "port = 9001" in again
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[server]\nprot = 1", "unknown server setting in .* 'prot': .*; did you mean port."),
+        ("server = 3", r"server in .*: got 3, wanted a table \[server\]"),
+        ("port = 8000", "unknown engine setting in .* 'port'"),
+        ("[server]\nport = 70000", "port is out of range: got 70000, wanted 0 to 65535"),
+    ],
+)
+def test_a_server_table_that_cannot_be_used_is_refused_by_name(capsys, tmp_path, text, says):
+    file = tmp_path / "rapid.toml"
+    file.write_text(text)
+    code, _, err = run(capsys, "serve", "--config", str(file), "--show-config")
+    assert code == 2
+    assert re.search(says, err)
+
+
+def test_every_setting_of_a_server_has_a_flag():
+    [serve] = [action.choices["serve"] for action in cli.build_parser()._actions if isinstance(action.choices, dict)]
+    known = {field.name for kind in (EngineConfig, ServerConfig) for field in fields(kind)}
+    assert {action.dest for action in serve._actions} == known | {"help", "config", "model_name", "show_config", "debug"}
+
+
+def test_a_port_that_is_taken_is_told(capsys, folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run(capsys, "serve", folder, "--port", str(port))
+    assert code == 2
+    assert err.startswith(f"rapid-llm: cannot listen on 127.0.0.1:{port}: got Address already in use")
 
 
 def test_chat_answers_one_message(capsys, folder):
@@ -180,6 +256,11 @@ BAD = [
     pytest.param(["generate", "x", "--model", "/nowhere/at/all"], "/nowhere/at/all", id="missing-model"),
     pytest.param(["generate", "x", "--revision", "v1"], "revision has no effect on a path", id="revision-of-a-path"),
     pytest.param(["chat", "x", "--model", "org/a b"], "'org/a b' is no model", id="no-name"),
+    pytest.param(["serve", "--max-requests", "0"], "max_requests is out of range: got 0", id="server-setting"),
+    pytest.param(["serve", "other"], "the model is named twice", id="two-models"),
+    pytest.param(["serve", "--max-num-seqs", "0"], "max_num_seqs is out of range", id="served-engine"),
+    pytest.param(["serve", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid:8000", id="host"),
+    pytest.param(["generate", "x", "--config", "/nowhere.toml"], "cannot read /nowhere.toml: got No such file", id="config-file"),
     pytest.param(["chat", "x", "--model", "org/none", "--offline"], "got offline, and missing: every file", id="offline"),
 ]
 
@@ -224,6 +305,8 @@ def test_debug_shows_the_traceback(capsys, place):
         ["kernels", "list", "--json"],
         ["kernels", "explain", "rms_norm"],
         ["doctor"],
+        ["serve", "--help"],
+        ["serve", "--show-config"],
     ],
     ids=" ".join,
 )

@@ -1,0 +1,130 @@
+"""How many tokens a second come through HTTP, next to those of the engine alone, and does it hold a thousand streams?
+
+    python -m benchmarks.engine.bench_http [--model qwen3-0.6b] [--streams 64] [--new 128]
+
+The same requests through AsyncLLM and then through `rapid-llm serve`, a connection each; every stream must bring each of its ids.
+The server's memory is looked at before and after. --tiny takes random weights of two layers: what is left is the work of streams.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.http_streams import stream as http_stream
+from benchmarks.engine.random_checkpoint import write_checkpoint
+from benchmarks.engine.traffic import Timed, parser_for, percentiles, report, stream
+from rapid_llm import AsyncLLM
+
+PROMPT_IDS = 64
+SETTINGS = {"max_num_seqs": 256}
+
+
+def ids(number: int, below: int) -> list[int]:
+    """The prompt of one stream."""
+    return [(7 * number + 13 * place) % below for place in range(PROMPT_IDS)]
+
+
+async def in_process(model: str | None, options: argparse.Namespace) -> float:
+    """Tokens a second of AsyncLLM, after a few requests that warm it up."""
+    async with AsyncLLM(model, **SETTINGS) as llm:
+        await asyncio.gather(*(stream(llm, ids(i, options.ids), 8) for i in range(8)))
+        began = time.perf_counter()
+        await asyncio.gather(*(stream(llm, ids(i, options.ids), options.new) for i in range(options.streams)))
+        return options.streams * options.new / (time.perf_counter() - began)
+
+
+async def over_http(port: int, options: argparse.Namespace) -> tuple[float, list[Timed]]:
+    """Tokens a second of the server, and when the pieces came. SystemExit where an id was lost."""
+    ask = {"temperature": 0, "ignore_eos": True}
+    await asyncio.gather(
+        *(http_stream("127.0.0.1", port, {**ask, "prompt": ids(i, options.ids), "max_tokens": 8}) for i in range(8))
+    )
+    began = time.perf_counter()
+    asks = ({**ask, "prompt": ids(i, options.ids), "max_tokens": options.new} for i in range(options.streams))
+    results = await asyncio.gather(*(http_stream("127.0.0.1", port, each) for each in asks))
+    seconds = time.perf_counter() - began
+    lost = [each for each in results if not each.ended or each.usage.get("completion_tokens") != options.new]
+    if lost:
+        raise SystemExit(f"{len(lost)} of {len(results)} streams are not whole, so no time is shown: {lost[0]}")
+    return options.streams * options.new / seconds, [each.timed for each in results]
+
+
+def start(model: str | None) -> tuple[subprocess.Popen[str], int]:
+    """A server that is ready, and its port."""
+    command = [
+        sys.executable,
+        "-m",
+        "rapid_llm",
+        "serve",
+        *([] if model is None else [model]),
+        "--port",
+        "0",
+        "--no-log-requests",
+    ]
+    process = subprocess.Popen([*command, "--max-num-seqs", "256"], stderr=subprocess.PIPE, text=True)
+    port = 0
+    for line in process.stderr or ():
+        port = int(found[1]) if (found := re.search(r"listening on http://127.0.0.1:(\d+)", line)) else port
+        if '"event": "ready' in line:
+            return process, port
+    raise SystemExit("the server did not start")
+
+
+def resident_mb(process: subprocess.Popen[str]) -> float:
+    """Memory of the server's own process, without its engine."""
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measure(model: str | None, options: argparse.Namespace) -> dict[str, Any]:
+    """Both ways."""
+    alone = asyncio.run(in_process(model, options))
+    process, port = start(model)
+    try:
+        before = resident_mb(process)
+        through, timed = asyncio.run(over_http(port, options))
+        after = resident_mb(process)
+    finally:
+        process.terminate()
+        process.wait()
+    return {
+        "model": "tiny" if options.tiny else options.model or "embedded",
+        "streams": options.streams,
+        "tokens/s in process": alone,
+        "tokens/s over HTTP": through,
+        "share": through / alone,
+        "ttft over HTTP, ms": percentiles([each.ttft for each in timed]),
+        "pieces a stream": sum(len(each.arrivals) for each in timed) / len(timed),
+        "server before and after, MB": [round(before), round(after)],
+        "server's exit status": process.returncode,
+    }
+
+
+def main() -> None:
+    """Measure, print, record."""
+    parser = parser_for(__doc__)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    options.ids = 256 if options.tiny else 40_000
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        if options.tiny:
+            from tests.tiny_model import save_checkpoint, tiny_llama
+
+            save_checkpoint(tiny_llama(), Path(name))
+        elif options.model is not None:
+            write_checkpoint(Path(name), options.model)
+        model = name if options.tiny or options.model is not None else None
+        report("http", measure(model, options))
+
+
+if __name__ == "__main__":
+    main()

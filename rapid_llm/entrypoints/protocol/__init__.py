@@ -1,0 +1,1 @@
+"""What HTTP clients and the server say to each other, as types, which check requests and make the OpenAPI page."""

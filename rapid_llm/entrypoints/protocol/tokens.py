@@ -1,0 +1,37 @@
+"""/tokenize and /detokenize: the model's tokenizer, as requests go through it."""
+
+import msgspec
+
+from rapid_llm.entrypoints.protocol.chat import ChatMessage
+from rapid_llm.entrypoints.protocol.fields import Strict
+
+
+class TokenizeRequest(Strict, kw_only=True):
+    """A text as /v1/completions would take it, or a conversation as /v1/chat/completions would: one of the two."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+
+
+class TokenizeResponse(msgspec.Struct):
+    """Ids, how many there are, and how many tokens prompt and answer may have together."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(Strict, kw_only=True):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = False
+
+
+class DetokenizeResponse(msgspec.Struct):
+    """Their text."""
+
+    prompt: str

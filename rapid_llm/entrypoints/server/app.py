@@ -1,0 +1,77 @@
+"""The ASGI app: which path is answered by what."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from rapid_llm.config import EngineConfig
+from rapid_llm.entrypoints.server import chat, completions, embeddings, openapi, probes, responses, tokens
+from rapid_llm.entrypoints.server.edge import Edge
+from rapid_llm.entrypoints.server.refusals import on_bug, on_http_error, on_rapid_error
+from rapid_llm.entrypoints.server.serving import Serving
+from rapid_llm.entrypoints.server.settings import ServerConfig
+from rapid_llm.errors import RapidError
+
+ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("GET", "/health", probes.health),
+    ("GET", "/ready", probes.ready),
+    ("GET", "/metrics", probes.metrics),
+    ("GET", "/openapi.json", openapi.openapi),
+    ("GET", "/v1/models", probes.models),
+    ("GET", "/v1/models/{name:path}", probes.model),
+    ("POST", "/v1/chat/completions", chat.chat_completions),
+    ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/responses", responses.responses),
+    ("POST", "/v1/embeddings", embeddings.embeddings),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+)
+
+
+def build_app(engine: EngineConfig, config: ServerConfig, on_end: Callable[[RapidError], None]) -> ASGIApp:
+    """The app; its lifespan is the engine's, whose start it does not wait for.
+
+    Args:
+        engine, config: the settings.
+        on_end: called when no engine will be started any more, with why.
+    """
+    serving = Serving(engine, config, on_end)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        serving.start()
+        try:
+            yield
+        finally:
+            await serving.close()
+
+    app = Starlette(
+        routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in ROUTES],
+        middleware=_cors(config),
+        exception_handlers={RapidError: on_rapid_error, HTTPException: on_http_error, Exception: on_bug},
+        lifespan=lifespan,
+    )
+    app.state.serving = serving
+    return Edge(app, config.api_keys, log_requests=config.log_requests)
+
+
+def _cors(config: ServerConfig) -> list[Middleware]:
+    if not config.origins:
+        return []
+    headers = ["authorization", "content-type", "x-request-id"]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=headers,
+            expose_headers=["x-request-id"],
+        )
+    ]

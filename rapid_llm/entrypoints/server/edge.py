@@ -1,0 +1,76 @@
+"""What surrounds every request: its id, its key, its line in the log."""
+
+import hmac
+import logging
+import re
+import time
+from typing import Any
+from uuid import uuid4
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rapid_llm.entrypoints.server.refusals import RefusalError, refuse
+
+logger = logging.getLogger("rapid_llm.requests")
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Asked every few seconds: a line for each would bury the others."""
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+"""Served without a key: probes have none, and the page has to come before it can ask for one."""
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Edge:
+    """An ASGI app around another.
+
+    Args:
+        app: the app that answers.
+        api_keys: one of which a request must bring; empty asks for none.
+        log_requests: write a line for each.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], *, log_requests: bool) -> None:
+        self._app, self._log_requests = app, log_requests
+        self._keys = [key.encode() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the lifespan, which passes through."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        log = scope["log"] = {"request_id": request_id}
+        begun, status = time.monotonic(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id.encode())]}
+            await send(message)
+
+        try:
+            app = self._app if self._may_pass(scope, headers) else refuse(_unknown_key(headers))
+            await app(scope, receive, send_with_id)
+        finally:
+            if self._log_requests and scope["path"] not in _PROBES:
+                self._log(scope, status, time.monotonic() - begun, log)
+
+    def _may_pass(self, scope: Scope, headers: Headers) -> bool:
+        if not self._keys or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return True
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        # All of them are compared, each in the same time whatever is equal.
+        matches = [hmac.compare_digest(key.strip().encode(), its) for its in self._keys]
+        return kind.lower() == "bearer" and any(matches)
+
+    def _log(self, scope: Scope, status: int, seconds: float, log: dict[str, Any]) -> None:
+        fields = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": round(seconds, 4), **log}
+        logger.info("request", extra={"fields": fields})
+
+
+def _unknown_key(headers: Headers) -> RefusalError:
+    got = "no key" if "authorization" not in headers else "another key"
+    change = 'send the header "Authorization: Bearer KEY"'
+    return RefusalError(401, "the API key is not known", code="invalid_api_key", got=got, change=change)

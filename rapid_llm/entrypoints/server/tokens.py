@@ -1,0 +1,50 @@
+"""POST /tokenize and /detokenize: the model's tokenizer, as requests go through it."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rapid_llm.entrypoints.protocol.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from rapid_llm.entrypoints.server.bodies import read
+from rapid_llm.entrypoints.server.serving import Serving
+from rapid_llm.errors import RequestError
+
+if TYPE_CHECKING:
+    from rapid_llm.engine.frontend import Frontend
+
+
+async def tokenize(request: Request) -> Response:
+    """Ids of a text or a conversation."""
+    serving: Serving = request.app.state.serving
+    llm = serving.llm()
+    ask = await read(request, TokenizeRequest, serving.config.max_body_bytes)
+    frontend = await serving.llm(ask.model).frontend()
+    tokens = await asyncio.to_thread(_ids, ask, frontend)
+    return _json(TokenizeResponse(tokens, len(tokens), (await llm.ready()).max_model_len))
+
+
+async def detokenize(request: Request) -> Response:
+    """Text of ids."""
+    serving: Serving = request.app.state.serving
+    serving.llm()
+    ask = await read(request, DetokenizeRequest, serving.config.max_body_bytes)
+    frontend = await serving.llm(ask.model).frontend()
+    frontend.check_ids("tokens", ask.tokens)
+    text = await asyncio.to_thread(frontend.tokenizer.decode, ask.tokens, ask.skip_special_tokens)
+    return _json(DetokenizeResponse(text))
+
+
+def _ids(ask: TokenizeRequest, frontend: "Frontend") -> list[int]:
+    if (ask.prompt is None) == (ask.messages is None):
+        got = "neither" if ask.prompt is None else "both"
+        raise RequestError("prompt or messages", param="prompt", got=got, wanted="one of the two", change="send one of them")
+    if ask.messages is not None:
+        return frontend.encode_chat([message.for_template() for message in ask.messages])[1]
+    return frontend.tokenizer.encode(ask.prompt or "", add_special_tokens=ask.add_special_tokens)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -19,7 +19,7 @@ from benchmarks.record import write
 from rapid_llm.build import build_engine
 from rapid_llm.checkpoint.embedded import find_embedded_model
 from rapid_llm.checkpoint.open import open_checkpoint
-from rapid_llm.config import PAGE_SIZE, EngineConfig
+from rapid_llm.config import EngineConfig, pages_for
 from rapid_llm.engine.engine import Engine
 from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.ledger import StartupLedger
@@ -55,7 +55,7 @@ def open_engine(**options: str) -> Engine:
 def logits_of(engine: Engine, ids: list[int]) -> torch.Tensor:
     """The logits after every token of one sequence, float32 [len(ids), vocab_size], from one prefill step."""
     worker = engine.worker
-    pages = [PageUpdate(0, column, column) for column in range(-(-len(ids) // PAGE_SIZE))]
+    pages = [PageUpdate(0, 0, tuple(range(pages_for(len(ids)))))]
     setup = SlotSetup(slot=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, logprobs=-1)
     plan = StepPlan(prefills=[Chunk(0, 0, tuple(ids), samples=True)], slots=[setup], pages=pages)
     worker.sampler.setup(plan.slots)

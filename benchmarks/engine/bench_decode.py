@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         num_bytes = write_checkpoint(Path(name), options.model, layers=options.layers)
         start = time.perf_counter()
-        llm = LLM(name, max_model_len=4096, max_num_seqs=max(batches), **_settings(options.option))
+        llm = LLM(name, max_model_len=4096, max_num_seqs=max(batches), **settings(options.option))
         results: dict[str, Any] = {"model": options.model, "layers": options.layers, "GB": num_bytes / 1e9}
         results["seconds to load"] = time.perf_counter() - start
     for batch in batches:
@@ -54,7 +54,8 @@ def _shown(value: Any) -> str:
     return ", ".join(f"{name} {each:,.3f}" for name, each in medians.items())
 
 
-def _settings(pairs: list[str]) -> dict[str, Any]:
+def settings(pairs: list[str]) -> dict[str, Any]:
+    """Settings of LLM from NAME=VALUE."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")

@@ -18,7 +18,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _QWEN | {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151_936, "hidden_size": 1024,
         "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "max_position_embeddings": 40_960, "tie_word_embeddings": True,
+        "max_position_embeddings": 131_072, "tie_word_embeddings": True,
     },
     "llama-8b": _LLAMA | {
         "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
@@ -31,7 +31,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
     },
 }  # fmt: skip
-"""config.json of each: Qwen3-0.6B, Llama-3.1-8B (its rope scaling left out), Qwen3-30B-A3B."""
+"""config.json of each: Qwen3-0.6B (given a longer context, for the benchmarks of long prompts), Llama-3.1-8B (its rope scaling left
+out), Qwen3-30B-A3B."""
 
 
 def write_checkpoint(folder: Path, model: str, *, layers: int | None = None) -> int:

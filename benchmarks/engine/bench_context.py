@@ -2,8 +2,8 @@
 
     python -m benchmarks.engine.bench_context [--model qwen3-0.6b] [--batch 8] [--option kv_dtype=fp8_e4m3]
 
-Random weights, the captured step of ``batch`` sequences, replayed back to back on a page table whose every page is another; lengths
-from 128 to 131,072 as far as the pool holds them. Needs a GPU.
+Random weights, the captured step of ``batch`` sequences, replayed back to back on a page table whose every page is another.
+Lengths from 128 to 131,072, as far as the pool holds them. Needs a GPU.
 """
 
 import argparse

@@ -31,8 +31,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
     },
 }  # fmt: skip
-"""config.json of each: Qwen3-0.6B (given a longer context, for the benchmarks of long prompts), Llama-3.1-8B (its rope scaling left
-out), Qwen3-30B-A3B."""
+"""config.json of each: Qwen3-0.6B (with a longer context, for benchmarks of long prompts), Llama-3.1-8B (its rope scaling
+left out), Qwen3-30B-A3B."""
 
 
 def write_checkpoint(folder: Path, model: str, *, layers: int | None = None) -> int:

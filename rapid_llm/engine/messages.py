@@ -47,23 +47,29 @@ class Hello(Message, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """A RapidError on its way: the name of its class and its parts."""
+    """A RapidError on its way: the name of its class and its parts; ``param`` and ``code`` are those of a RequestError."""
 
     kind: str
     problem: str
     got: str = ""
     wanted: str = ""
     change: str = ""
+    param: str = ""
+    code: str = ""
 
     @classmethod
     def of(cls, error: RapidError) -> "Fault":
         """The parts of ``error``."""
-        return cls(type(error).__name__, error.problem, error.got, error.wanted, error.change)
+        named = (error.param, error.code) if isinstance(error, RequestError) else ()
+        return cls(type(error).__name__, error.problem, error.got, error.wanted, error.change, *named)
 
     def error(self) -> RapidError:
         """The error as it was raised."""
         kind = _ERRORS.get(self.kind, ProtocolError)
-        return kind(self.problem, got=self.got, wanted=self.wanted, change=self.change)
+        parts = {"got": self.got, "wanted": self.wanted, "change": self.change}
+        if kind is RequestError:
+            parts |= {"param": self.param, "code": self.code}
+        return kind(self.problem, **parts)
 
 
 class Failed(Message, frozen=True):

@@ -6,7 +6,9 @@ from rapid_llm.engine.request import FinishReason
 
 LOWEST_LOGPROB = -9999.0
 """Stands for the log of 0, which JSON cannot say."""
-EVERY_TOKEN_BANNED = "every token was banned: by logit_bias, bad_words, min_tokens or the grammar, or all of them together; ban fewer"
+EVERY_TOKEN_BANNED = (
+    "every token was banned: by logit_bias, bad_words, min_tokens or the grammar, or all of them together; ban fewer"
+)
 """The error of a request that leaves no token to choose."""
 
 

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from rapid_llm.engine.output import Logprob
 from rapid_llm.entrypoints.protocol.fields import SamplingFields, Strict
+from rapid_llm.entrypoints.protocol.formats import ResponseFormat
 from rapid_llm.entrypoints.protocol.usage import Usage
 
 
@@ -45,12 +46,6 @@ def template_role(role: str) -> str:
 
 
 _FOR_TEMPLATE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-
-
-class ResponseFormat(Strict, kw_only=True):
-    """Plain text is the one form that is served."""
-
-    type: Literal["text"]
 
 
 class ChatRequest(SamplingFields, kw_only=True):

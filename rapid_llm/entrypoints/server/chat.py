@@ -20,6 +20,7 @@ from rapid_llm.entrypoints.protocol.chat import (
 )
 from rapid_llm.entrypoints.protocol.errors import ErrorBody
 from rapid_llm.entrypoints.protocol.fields import field_values, sampling_params
+from rapid_llm.entrypoints.protocol.formats import format_grammar
 from rapid_llm.entrypoints.protocol.usage import Usage
 from rapid_llm.entrypoints.server.bodies import read
 from rapid_llm.entrypoints.server.exchange import Exchange, event
@@ -45,7 +46,8 @@ async def chat_completions(request: Request) -> Exchange:
     messages = [message.for_template() for message in ask.messages]
     writer = ChatWriter(ask, params, Naming.of(request, serving, "chatcmpl", ask.ignored), frontend.tokenizer)
     streams = [llm.chat(messages, params)]
-    return Exchange(serving, streams, params.n, writer, is_stream=bool(ask.stream), param="messages")
+    renamed = {"": "messages", "prompt": "messages", **({} if ask.grammar else {"grammar": "response_format"})}
+    return Exchange(serving, streams, params.n, writer, is_stream=bool(ask.stream), renamed=renamed)
 
 
 def _params(ask: ChatRequest, defaults: SamplingParams) -> SamplingParams:
@@ -61,7 +63,8 @@ def _params(ask: ChatRequest, defaults: SamplingParams) -> SamplingParams:
             got = f"{ask.max_tokens} and {ask.max_completion_tokens}"
             raise RequestError(problem, param="max_tokens", got=got, change=change)
         fields["max_tokens"] = ask.max_completion_tokens
-    return sampling_params(fields, defaults, logprobs=(ask.top_logprobs or 0) if ask.logprobs else None)
+    more = format_grammar(ask.response_format, ask.grammar, "response_format")
+    return sampling_params(fields, defaults, logprobs=(ask.top_logprobs or 0) if ask.logprobs else None, **more)
 
 
 class ChatWriter:

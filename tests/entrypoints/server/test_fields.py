@@ -1,5 +1,7 @@
 """Every field of a request changes its answer, in every mode, and to the one that LLM gives."""
 
+import dataclasses
+
 import pytest
 
 from rapid_llm import SamplingParams
@@ -23,6 +25,8 @@ def as_request(path, values):
         values |= {"logprobs": True, "top_logprobs": values["logprobs"]}
     if "logit_bias" in values:
         values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
+    if "grammar" in values:
+        values["grammar"] = dataclasses.asdict(values["grammar"])
     return {**values, **({"messages": MESSAGES} if path == CHAT else {"prompt": PROMPT})}
 
 

@@ -47,29 +47,23 @@ class Hello(Message, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """A RapidError on its way: the name of its class and its parts; ``param`` and ``code`` are those of a RequestError."""
+    """A RapidError on its way: the name of its class and its parts."""
 
     kind: str
     problem: str
     got: str = ""
     wanted: str = ""
     change: str = ""
-    param: str = ""
-    code: str = ""
 
     @classmethod
     def of(cls, error: RapidError) -> "Fault":
         """The parts of ``error``."""
-        named = (error.param, error.code) if isinstance(error, RequestError) else ()
-        return cls(type(error).__name__, error.problem, error.got, error.wanted, error.change, *named)
+        return cls(type(error).__name__, error.problem, error.got, error.wanted, error.change)
 
     def error(self) -> RapidError:
         """The error as it was raised."""
         kind = _ERRORS.get(self.kind, ProtocolError)
-        parts = {"got": self.got, "wanted": self.wanted, "change": self.change}
-        if kind is RequestError:
-            parts |= {"param": self.param, "code": self.code}
-        return kind(self.problem, **parts)
+        return kind(self.problem, got=self.got, wanted=self.wanted, change=self.change)
 
 
 class Failed(Message, frozen=True):
@@ -144,10 +138,23 @@ class Outputs(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """One request cannot run; the others do not notice."""
+    """One request cannot run; the others do not notice. ``param`` and ``code`` are the RequestError's."""
 
     request_id: str
     fault: Fault
+    param: str
+    code: str
+
+    @classmethod
+    def of(cls, request_id: str, error: RequestError) -> "Refused":
+        """The request, and why."""
+        return cls(request_id, Fault.of(error), error.param, error.code)
+
+    def error(self) -> RequestError:
+        """The error as it was raised."""
+        fault = self.fault
+        parts = {"got": fault.got, "wanted": fault.wanted, "change": fault.change}
+        return RequestError(fault.problem, param=self.param, code=self.code, **parts)
 
 
 class Draining(Message, frozen=True):

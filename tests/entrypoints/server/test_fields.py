@@ -107,7 +107,7 @@ def test_every_field_of_a_request_is_tried():
         "stream",
         "stream_options",
     }
-    tried = {*SAMPLING, *NO_EFFECT, *here, "response_format"}
+    tried = {*SAMPLING, *NO_EFFECT, *here, "response_format", "tools", "tool_choice", "parallel_tool_calls"}
     assert set(SAMPLING) | {"logprobs"} == set(CASES)
     assert {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__} == tried
 

@@ -96,6 +96,7 @@ CASES = {
 }
 
 
+@pytest.mark.case("I2")
 @pytest.mark.parametrize("name", CASES)
 def test_an_answer_is_read_alike_at_once_and_streamed(served, name):
     said, values, expected = CASES[name]

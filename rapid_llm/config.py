@@ -258,15 +258,14 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if self.kind not in GRAMMARS:
-            raise _refused("grammar kind", self.kind, " | ".join(GRAMMARS))
+            wanted = " | ".join(GRAMMARS)
+            raise _bad_grammar("the kind is not supported", got=f"{self.kind!r:.80}", wanted=wanted, change="pass one of those")
         if not isinstance(self.source, str) or bool(self.source) == (self.kind == "json_object"):
             wanted = "no source" if self.kind == "json_object" else f"the {self.kind} as a string"
-            raise RequestError(
-                "grammar: the source cannot be used", got=f"{self.source!r:.80}", wanted=wanted, change="pass that"
-            )
+            raise _bad_grammar("the source cannot be used", got=f"{self.source!r:.80}", wanted=wanted, change="pass that")
         if len(self.source) > MAX_GRAMMAR_CHARS:
             got, wanted = f"{len(self.source):,} characters", f"at most {MAX_GRAMMAR_CHARS:,}"
-            raise RequestError(f"grammar: the {self.kind} is too long", got=got, wanted=wanted, change="make it simpler")
+            raise _bad_grammar(f"the {self.kind} is too long", got=got, wanted=wanted, change="make it simpler")
         if self.kind == "json_schema":
             _check_json(self.source)
 
@@ -404,15 +403,19 @@ def _check_int(name: str, value: Any, low: int, high: int | None, wanted: str, *
         raise _refused(name, value, wanted)
 
 
+def _bad_grammar(problem: str, **parts: str) -> RequestError:
+    return RequestError(f"grammar: {problem}", param="grammar", **parts)
+
+
 def _check_json(schema: str) -> None:
     try:
         parsed = json.loads(schema)
     except (ValueError, RecursionError) as error:
         got, wanted = str(error) or "nesting without an end", "a JSON object"
-        raise RequestError("grammar: the json_schema is no JSON", got=got, wanted=wanted, change="correct it") from error
+        raise _bad_grammar("the json_schema is no JSON", got=got, wanted=wanted, change="correct it") from error
     if not isinstance(parsed, dict | bool):
         got, wanted = type(parsed).__name__, "a JSON object"
-        raise RequestError("grammar: the json_schema cannot be used", got=got, wanted=wanted, change="pass a schema")
+        raise _bad_grammar("the json_schema cannot be used", got=got, wanted=wanted, change="pass a schema")
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:

@@ -188,9 +188,9 @@ class EngineClient:
             case Outputs(outputs):
                 for output in outputs:
                     self._give(output)
-            case Refused(request_id, fault):
+            case Refused(request_id):
                 if (listener := self._listeners.pop(request_id, None)) is not None:
-                    listener.fail(fault.error())
+                    listener.fail(message.error())
             case Progress():
                 self._on_progress(message)
             case Ready():

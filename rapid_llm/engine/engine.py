@@ -8,7 +8,7 @@ from rapid_llm.config import ResolvedConfig, pages_for
 from rapid_llm.engine.grammar import Allowed, Constraint, Grammars
 from rapid_llm.engine.request import FinishReason, Request, TokenOutput
 from rapid_llm.engine.scheduler import ScheduledStep, Scheduler
-from rapid_llm.errors import RapidError, RequestError
+from rapid_llm.errors import RequestError
 from rapid_llm.step import NO_NUMBER, NO_WAY_ON, SampledToken, StepPlan, StepResult
 
 _MASK_SECONDS = 0.0005
@@ -53,7 +53,7 @@ class Engine:
         self.config = config
         self.scheduler = Scheduler(config)
         self.worker, self.grammars = worker, grammars
-        self.refused: dict[str, RapidError] = {}
+        self.refused: dict[str, RequestError] = {}
         self._constraints: dict[str, Constraint] = {}
         self._unmasked: dict[str, Request] = {}  # those that wait for a mask, in the order in which they began to
         self._requests: dict[str, Request] = {}
@@ -117,7 +117,7 @@ class Engine:
             was_queued = constraint.is_compiled
             try:
                 allowed = constraint.poll()
-            except RapidError as error:
+            except RequestError as error:
                 self.refused[request.id] = error
                 request.finish_reason = "abort"
                 self._drop(request)

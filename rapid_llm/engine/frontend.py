@@ -83,11 +83,13 @@ class Frontend:
 
         Raises: RequestError when there is no template or it refuses.
         """
-        tokenizer = self.tokenizer
-        text = render(
-            messages, tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tools=tools
-        )
-        return text, tokenizer.encode(text, add_special_tokens=False)
+        text = self.render_chat(messages, tools)
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
+        """The text of ``encode_chat``; raises as it does."""
+        tokens = self.tokenizer
+        return render(messages, tokens.chat_template, bos_token=tokens.bos_token, eos_token=tokens.eos_token, tools=tools)
 
     def check_ids(self, name: str, ids: Sequence[int]) -> None:
         """Raise RequestError, which calls them ``name``, where one of ``ids`` is none of the model's."""

@@ -266,10 +266,12 @@ def _bits(ids: Iterable[int]) -> int:
 
 def _refused(grammar: Grammar, reason: str) -> RequestError:
     change = f"correct the {grammar.kind}"
-    return RequestError(f"grammar: the {grammar.kind} cannot be used", got=" ".join(reason.split())[:_SHOWN], change=change)
+    got = " ".join(reason.split())[:_SHOWN]
+    return RequestError(f"grammar: the {grammar.kind} cannot be used", param="grammar", got=got, change=change)
 
 
 def _too_slow(grammar: Grammar) -> RequestError:
     got, wanted = f"more than {COMPILE_SECONDS:g} s", "less"
     change = f"make the {grammar.kind} simpler, or send it again when the engine has less to do"
-    return RequestError(f"grammar: the {grammar.kind} takes too long to compile", got=got, wanted=wanted, change=change)
+    problem = f"grammar: the {grammar.kind} takes too long to compile"
+    return RequestError(problem, param="grammar", got=got, wanted=wanted, change=change)

@@ -138,10 +138,23 @@ class Outputs(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """One request cannot run; the others do not notice."""
+    """One request cannot run; the others do not notice. ``param`` and ``code`` are the RequestError's."""
 
     request_id: str
     fault: Fault
+    param: str
+    code: str
+
+    @classmethod
+    def of(cls, request_id: str, error: RequestError) -> "Refused":
+        """The request, and why."""
+        return cls(request_id, Fault.of(error), error.param, error.code)
+
+    def error(self) -> RequestError:
+        """The error as it was raised."""
+        fault = self.fault
+        parts = {"got": fault.got, "wanted": fault.wanted, "change": fault.change}
+        return RequestError(fault.problem, param=self.param, code=self.code, **parts)
 
 
 class Draining(Message, frozen=True):

@@ -119,7 +119,7 @@ class EngineProcess:
             outputs = engine.step()
         while engine.refused:
             request_id, error = engine.refused.popitem()
-            self._channel.send(Refused(request_id, Fault.of(error)))
+            self._channel.send(Refused.of(request_id, error))
         if outputs:
             self._channel.send(Outputs(outputs))
 
@@ -143,7 +143,7 @@ class EngineProcess:
                 raise RequestError("the engine takes no more requests", got="a request after a drain began", change=change)
             engine.add(Request(message.request_id, message.token_ids, message.rules))
         except RequestError as error:
-            self._channel.send(Refused(message.request_id, Fault.of(error)))
+            self._channel.send(Refused.of(message.request_id, error))
 
     def _stats(self, engine: Engine) -> Stats:
         scheduler, steps, num_pages = engine.scheduler, self._steps, engine.config.num_pages

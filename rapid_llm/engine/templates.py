@@ -57,7 +57,7 @@ def render(
         if tools is not None and "tools" not in _names_used(template):
             problem, wanted = "the model's chat template does not know tools", "a template that uses the name 'tools'"
             change = "leave the tools out, or use a model made for them"
-            raise RequestError(problem, got=f"{len(tools)} of them", wanted=wanted, change=change)
+            raise RequestError(problem, param="tools", got=f"{len(tools)} of them", wanted=wanted, change=change)
         return _compiled(template).render(
             messages=plain, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **given
         )
@@ -95,7 +95,8 @@ def check_tools(tools: Any) -> None:
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
         raise _refused("tools", tools, wanted)
     if not tools:
-        raise RequestError("tools is empty", wanted=wanted, change="send at least one tool, or leave tools out")
+        change = "send at least one tool, or leave tools out"
+        raise RequestError("tools is empty", param="tools", wanted=wanted, change=change)
     for place, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise _refused(f"tools[{place}]", tool, '{"type": "function", "function": ...}')
@@ -110,7 +111,8 @@ def check_tools(tools: Any) -> None:
 
 def _refused(what: str, value: Any, wanted: str) -> RequestError:
     got = f"{type(value).__name__} {value!r}"[:_SHOWN]
-    return RequestError(f"{what} cannot be used", got=got, wanted=wanted, change=f"correct {what}")
+    param = what.partition("[")[0]
+    return RequestError(f"{what} cannot be used", param=param, got=got, wanted=wanted, change=f"correct {what}")
 
 
 @lru_cache(maxsize=16)

@@ -8,6 +8,7 @@ from rapid_llm.config_file import SERVER_TABLE, Settled, read_config_file, settl
 from rapid_llm.entrypoints.engine_flags import add_engine_flags, engine_config
 from rapid_llm.entrypoints.server.listening import listen
 from rapid_llm.entrypoints.server.settings import ServerConfig
+from rapid_llm.entrypoints.tools.formats import TOOL_FORMATS
 from rapid_llm.envs import environment
 from rapid_llm.errors import ConfigError
 
@@ -32,6 +33,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     server.add_argument(
         "--cors-origins", action="append", metavar="ORIGIN", help="a web page's origin that may call, or * (default: none)"
     )
+    server.add_argument(
+        "--tool-format", metavar="FORMAT",
+        help=f"the format in which the model calls tools: {', '.join(TOOL_FORMATS)} (default: told from its chat template)",
+    )  # fmt: skip
     limits = parser.add_argument_group("limits of the server")
     limits.add_argument("--max-requests", type=int, help="answers that are open at once; the next gets 429 (default: 2048)")
     limits.add_argument("--max-body-bytes", type=int, help="longest body of a request (default: 16777216)")

@@ -73,7 +73,7 @@ MESSAGES = st.one_of(
         st.lists(TEXT, max_size=3),
     ),
     st.builds(Outputs, st.lists(OUTPUTS, max_size=4)),
-    st.builds(Refused, TEXT, FAULTS),
+    st.builds(Refused, TEXT, FAULTS, TEXT, TEXT),
     st.builds(Failed, FAULTS),
     st.builds(Stats, *[COUNTS] * 5, FLOATS, st.lists(COUNTS, max_size=3), FLOATS, *[COUNTS] * 4),
 )
@@ -119,6 +119,12 @@ def test_an_error_arrives_as_it_was_raised(kind):
     arrived = unpack(pack(Failed(Fault.of(error)))[4:], ANY).fault.error()
     assert type(arrived) is kind
     assert str(arrived) == str(error)
+
+
+def test_a_refusal_arrives_with_its_field_and_code():
+    error = RequestError("a problem", param="grammar", code="invalid", got="this", wanted="that", change="do it")
+    arrived = unpack(pack(Refused.of("a", error))[4:], ANY).error()
+    assert (str(arrived), arrived.param, arrived.code) == (str(error), "grammar", "invalid")
 
 
 def test_hello_and_failed_keep_their_form_for_ever():

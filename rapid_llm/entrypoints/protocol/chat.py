@@ -7,6 +7,8 @@ from msgspec import UNSET, UnsetType
 
 from rapid_llm.engine.output import Logprob
 from rapid_llm.entrypoints.protocol.fields import SamplingFields, Strict
+from rapid_llm.entrypoints.protocol.formats import ResponseFormat
+from rapid_llm.entrypoints.protocol.tool_calls import ToolCall, ToolCallDelta
 from rapid_llm.entrypoints.protocol.usage import Usage
 
 
@@ -22,7 +24,7 @@ class ChatMessage(Strict, kw_only=True):
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
@@ -36,6 +38,7 @@ class ChatMessage(Strict, kw_only=True):
         values["role"] = template_role(self.role)
         if isinstance(self.content, list):
             values["content"] = "".join(part.text for part in self.content)
+        values["tool_calls"] = [call.for_template() for call in self.tool_calls or ()] or None
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -47,12 +50,6 @@ def template_role(role: str) -> str:
 _FOR_TEMPLATE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 
 
-class ResponseFormat(Strict, kw_only=True):
-    """Plain text is the one form that is served."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(SamplingFields, kw_only=True):
     """A conversation and how its answer is drawn."""
 
@@ -61,6 +58,9 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TopLogprob(msgspec.Struct):
@@ -85,11 +85,13 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct):
-    """What the model said."""
+    """What the model said; ``content`` is null where that is calls of tools alone."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -120,6 +122,8 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -47,7 +47,7 @@ def _check_sampling(fields: Any) -> None:
         if isinstance(biases, dict):
             fields["logit_bias"] = {int(key) if re.fullmatch(r"-?\d{1,18}", key) else key: bias for key, bias in biases.items()}
         for name in SAMPLING:  # one by one, so that what is out of range together does not hide what is wrong alone
-            if fields.get(name) is not None and name != "logprobs_mode":
+            if fields.get(name) is not None and name not in ("logprobs_mode", "grammar"):
                 sampling_params({name: fields[name]}, SamplingParams())
 
 
@@ -64,6 +64,8 @@ def _refused(message: str, kind: type[msgspec.Struct]) -> RequestError:
     match = _WRONG.match(message)
     at, what = (match["at"] or "", match["what"]) if match else ("", message)
     wanted, _, got = what.removeprefix("Expected ").partition(", got ")
+    if what.startswith("Invalid "):  # a value of the right type that is none of those that may be
+        wanted, got = "one that is known", what.removeprefix("Invalid ").removeprefix("value ").removeprefix("enum value ")
     name = at or "the body"
     return RequestError(f"{name} cannot be used", param=at, code="invalid_type", got=got, wanted=wanted, change=f"correct {name}")
 

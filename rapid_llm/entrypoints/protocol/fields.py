@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rapid_llm.config import SamplingParams
+from rapid_llm.config import Grammar, SamplingParams
 
 NO_EFFECT = ("user", "metadata", "service_tier", "store", "safety_identifier", "prompt_cache_key")
 """Accepted, since clients send them and no text depends on them; each use is logged. ``store`` may only be false."""
@@ -43,6 +43,17 @@ class StreamOptions(Strict, kw_only=True):
     include_obfuscation: Literal[False] | None = None
 
 
+class GrammarField(Strict, kw_only=True):
+    """A grammar: ``kind`` and ``source`` as Grammar has them, which checks them."""
+
+    kind: str
+    source: str = ""
+
+    def grammar(self) -> Grammar:
+        """As SamplingParams takes it."""
+        return Grammar(self.kind, self.source)
+
+
 class DrawingFields(RequestFields, kw_only=True):
     """How one answer is drawn, by the names of SamplingParams; null is the same as absent. SamplingParams checks the ranges."""
 
@@ -60,6 +71,7 @@ class DrawingFields(RequestFields, kw_only=True):
     repetition_penalty: Number | None = None
     logit_bias: dict[int, Number] | None = None
     bad_words: str | list[str] | None = None
+    grammar: GrammarField | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
 
@@ -89,6 +101,8 @@ def sampling_params(fields: Mapping[str, Any], defaults: SamplingParams, **more:
 
     Raises: RequestError on a value out of range, as SamplingParams does anywhere.
     """
+    if isinstance(grammar := fields.get("grammar"), GrammarField):
+        more = {"grammar": grammar.grammar()} | more
     return defaults.with_defaults(**{name: fields.get(name) for name in SAMPLING} | more)
 
 

@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from rapid_llm.entrypoints.protocol.chat import ResponseFormat, template_role
+from rapid_llm.entrypoints.protocol.chat import template_role
 from rapid_llm.entrypoints.protocol.fields import DrawingFields, Strict
+from rapid_llm.entrypoints.protocol.formats import ResponseTextFormat
 
 
 class InputText(Strict, kw_only=True, tag_field="type", tag="input_text"):
@@ -39,9 +40,9 @@ class InputMessage(Strict, kw_only=True):
 
 
 class TextSettings(Strict, kw_only=True):
-    """Plain text is the one form that is served."""
+    """What the answer's text may be."""
 
-    format: ResponseFormat | None = None
+    format: ResponseTextFormat | None = None
 
 
 class ObfuscationOptions(Strict, kw_only=True):

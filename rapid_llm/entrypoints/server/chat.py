@@ -7,10 +7,8 @@ import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 
-from rapid_llm.config import SamplingParams
 from rapid_llm.engine.output import CompletionOutput, RequestOutput
 from rapid_llm.entrypoints.protocol.chat import (
-    AnswerMessage,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -19,15 +17,16 @@ from rapid_llm.entrypoints.protocol.chat import (
     ChatRequest,
 )
 from rapid_llm.entrypoints.protocol.errors import ErrorBody
-from rapid_llm.entrypoints.protocol.fields import field_values, sampling_params
 from rapid_llm.entrypoints.protocol.usage import Usage
 from rapid_llm.entrypoints.server.bodies import read
+from rapid_llm.entrypoints.server.chat_plan import ChatPlan, plan_chat
 from rapid_llm.entrypoints.server.exchange import Exchange, event
 from rapid_llm.entrypoints.server.logprobs import chat_logprobs
+from rapid_llm.entrypoints.server.message import MessageReader
 from rapid_llm.entrypoints.server.naming import Naming
 from rapid_llm.entrypoints.server.refusals import detail_of
 from rapid_llm.entrypoints.server.serving import Serving
-from rapid_llm.errors import RapidError, RequestError
+from rapid_llm.errors import RapidError
 
 if TYPE_CHECKING:
     from rapid_llm.engine.tokenizer import Tokenizer
@@ -41,34 +40,18 @@ async def chat_completions(request: Request) -> Exchange:
     llm = serving.llm()
     ask = await read(request, ChatRequest, serving.config.max_body_bytes)
     llm, frontend = serving.llm(ask.model), await llm.frontend()
-    params = _params(ask, frontend.default_chat_params())
-    messages = [message.for_template() for message in ask.messages]
-    writer = ChatWriter(ask, params, Naming.of(request, serving, "chatcmpl", ask.ignored), frontend.tokenizer)
-    streams = [llm.chat(messages, params)]
-    return Exchange(serving, streams, params.n, writer, is_stream=bool(ask.stream), param="messages")
-
-
-def _params(ask: ChatRequest, defaults: SamplingParams) -> SamplingParams:
-    if ask.top_logprobs is not None and not ask.logprobs:
-        wanted, change = "logprobs true with it", "set logprobs, or leave top_logprobs out"
-        raise RequestError(
-            "top_logprobs has no effect alone", param="top_logprobs", got=str(ask.top_logprobs), wanted=wanted, change=change
-        )
-    fields = field_values(ask)
-    if ask.max_completion_tokens is not None:
-        if ask.max_tokens not in (None, ask.max_completion_tokens):
-            problem, change = "max_tokens and max_completion_tokens contradict each other", "send one of them"
-            got = f"{ask.max_tokens} and {ask.max_completion_tokens}"
-            raise RequestError(problem, param="max_tokens", got=got, change=change)
-        fields["max_tokens"] = ask.max_completion_tokens
-    return sampling_params(fields, defaults, logprobs=(ask.top_logprobs or 0) if ask.logprobs else None)
+    plan = await plan_chat(ask, frontend, serving.config.tool_format)
+    writer = ChatWriter(ask, plan, Naming.of(request, serving, "chatcmpl", ask.ignored), frontend.tokenizer)
+    streams = [llm.chat(plan.messages, plan.params, plan.tools)]
+    return Exchange(serving, streams, plan.params.n, writer, is_stream=bool(ask.stream), renamed=plan.renamed)
 
 
 class ChatWriter:
     """Answers as chat completions."""
 
-    def __init__(self, ask: ChatRequest, params: SamplingParams, naming: Naming, tokenizer: "Tokenizer") -> None:
-        self._most, self._naming, self._tokenizer = params.logprobs or 0, naming, tokenizer
+    def __init__(self, ask: ChatRequest, plan: ChatPlan, naming: Naming, tokenizer: "Tokenizer") -> None:
+        self._most, self._naming, self._tokenizer = plan.params.logprobs or 0, naming, tokenizer
+        self._readers = [MessageReader(plan.parser(), plan.most_calls) for _ in range(plan.params.n)]
         self._usage = None if ask.includes_usage else UNSET
         self._counts_tokens = ask.includes_usage
         self._seen: dict[int, int] = {}
@@ -77,16 +60,7 @@ class ChatWriter:
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The body of an answer that is sent at once."""
         [output] = outputs
-        choices = [
-            ChatChoice(
-                answer.index,
-                AnswerMessage(answer.text),
-                answer.finish_reason or "",
-                chat_logprobs(answer, 0, self._most, self._tokenizer),
-                answer.stop_reason,
-            )
-            for answer in output.outputs
-        ]
+        choices = [self._choice(answer) for answer in output.outputs]
         scores = UNSET if output.prompt_logprobs is None else output.prompt_logprobs
         return _encode(ChatCompletion(**self._naming.fields, choices=choices, usage=Usage.of(outputs), prompt_logprobs=scores))
 
@@ -109,21 +83,30 @@ class ChatWriter:
         """An error event, and the end."""
         return event(_encode(ErrorBody(detail_of(error)))) + event(b"[DONE]")
 
+    def _choice(self, answer: CompletionOutput) -> ChatChoice:
+        reader = self._readers[answer.index]
+        message = reader.whole(answer)
+        logprobs = chat_logprobs(answer, 0, self._most, self._tokenizer)
+        return ChatChoice(answer.index, message, reader.finish_reason(answer) or "", logprobs, answer.stop_reason)
+
     def _grown(self, answer: CompletionOutput, output: RequestOutput) -> bytes:
         seen, is_first = self._seen.get(answer.index, 0), answer.index not in self._seen
         is_news = len(answer.token_ids) > seen or answer.delta or answer.finish_reason is not None
         if answer.index in self._ended or not is_news:
             return b""
         self._seen[answer.index] = len(answer.token_ids)
+        reader = self._readers[answer.index]
+        delta = reader.take(answer)
         if answer.finish_reason is not None:
             self._ended.add(answer.index)
-        elif not answer.delta and answer.logprobs is None and not is_first:
-            return b""  # a token whose text is not known yet
-        delta = ChatDelta("assistant" if is_first else None, answer.delta if answer.delta or is_first else None)
+        elif delta == ChatDelta() and answer.logprobs is None and not is_first:
+            return b""  # a token whose text is not known yet, or may be the beginning of a mark
+        if is_first:
+            delta.role, delta.content = "assistant", delta.content or ""
         choice = ChatChunkChoice(
             answer.index,
             delta,
-            answer.finish_reason,
+            reader.finish_reason(answer),
             chat_logprobs(answer, seen, self._most, self._tokenizer),
             UNSET if answer.stop_reason is None else answer.stop_reason,
         )

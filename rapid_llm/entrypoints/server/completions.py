@@ -41,7 +41,7 @@ async def completions(request: Request) -> Exchange:
     naming = Naming.of(request, serving, "cmpl", ask.ignored)
     writer = CompletionWriter(ask, params, naming, frontend.tokenizer)
     streams = [llm.generate(prompt, params) for prompt in prompts]
-    return Exchange(serving, streams, len(prompts) * params.n, writer, is_stream=bool(ask.stream))
+    return Exchange(serving, streams, len(prompts) * params.n, writer, is_stream=bool(ask.stream), renamed={"": "prompt"})
 
 
 def _prompts(ask: CompletionRequest) -> "list[Prompt]":

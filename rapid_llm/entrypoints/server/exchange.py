@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect
@@ -48,7 +48,7 @@ class Exchange:
         count: places to hold: answers to all prompts.
         writer: the form of the answer.
         is_stream: whether it is sent as it grows.
-        param: what the prompt is called in this kind of request, for errors.
+        renamed: what fields that Python's errors name are called in this request; "" is an error that names none.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Exchange:
         writer: Writer,
         *,
         is_stream: bool,
-        param: str = "prompt",
+        renamed: Mapping[str, str],
     ) -> None:
         self._serving, self._streams, self._count = serving, streams, count
-        self._writer, self._is_stream, self._param = writer, is_stream, param
+        self._writer, self._is_stream, self._renamed = writer, is_stream, renamed
         self._outputs: dict[int, RequestOutput] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +90,8 @@ class Exchange:
                 response = await self._at_once(news, record)
             except RapidError as error:
                 record.fail()
-                self._name_prompt(error)
+                if isinstance(error, RequestError):
+                    error.param = self._renamed.get(error.param, error.param)
                 response = refuse(error)
             await response(scope, receive, send)
 
@@ -128,10 +129,6 @@ class Exchange:
     @property
     def _in_order(self) -> list[RequestOutput]:
         return [self._outputs[place] for place in sorted(self._outputs)]
-
-    def _name_prompt(self, error: RapidError) -> None:
-        if isinstance(error, RequestError) and error.param in ("", "prompt"):
-            error.param = self._param
 
 
 _START: Message = {

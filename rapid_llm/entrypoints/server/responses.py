@@ -11,6 +11,7 @@ from starlette.requests import Request
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.entrypoints.protocol import responses as protocol
 from rapid_llm.entrypoints.protocol.fields import field_values, sampling_params
+from rapid_llm.entrypoints.protocol.formats import format_grammar
 from rapid_llm.entrypoints.server.bodies import read
 from rapid_llm.entrypoints.server.exchange import Exchange, event
 from rapid_llm.entrypoints.server.naming import Naming
@@ -27,9 +28,11 @@ async def responses(request: Request) -> Exchange:
     llm = serving.llm()
     ask = await read(request, protocol.ResponsesRequest, serving.config.max_body_bytes)
     llm, frontend = serving.llm(ask.model), await llm.frontend()
-    params = sampling_params(field_values(ask), frontend.default_chat_params(), max_tokens=ask.max_output_tokens)
+    grammar = format_grammar(None if ask.text is None else ask.text.format, ask.grammar, "text")
+    params = sampling_params(field_values(ask), frontend.default_chat_params(), max_tokens=ask.max_output_tokens, **grammar)
     writer = ResponseWriter(ask, Naming.of(request, serving, "resp", ask.ignored))
-    return Exchange(serving, [llm.chat(ask.messages(), params)], 1, writer, is_stream=bool(ask.stream), param="input")
+    renamed = {"": "input", "prompt": "input", **({} if ask.grammar else {"grammar": "text"})}
+    return Exchange(serving, [llm.chat(ask.messages(), params)], 1, writer, is_stream=bool(ask.stream), renamed=renamed)
 
 
 class ResponseWriter:

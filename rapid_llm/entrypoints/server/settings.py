@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rapid_llm.entrypoints.tools.formats import TOOL_FORMATS
 from rapid_llm.errors import ConfigError
 
 MIB = 2**20
@@ -22,6 +23,7 @@ class ServerConfig:
         max_body_bytes: longest body of a request.
         drain_seconds: how long SIGTERM waits for open answers.
         max_restarts: times that an engine which has died is started again within ten minutes, before the server gives up.
+        tool_format: in which format the model calls tools: one of TOOL_FORMATS; None tells it from the chat template.
         log_requests: a line on standard error for each request.
     """
 
@@ -34,6 +36,7 @@ class ServerConfig:
     max_body_bytes: int = 16 * MIB
     drain_seconds: float = 60.0
     max_restarts: int = 5
+    tool_format: str | None = None
     log_requests: bool = True
 
     def __post_init__(self) -> None:
@@ -44,6 +47,8 @@ class ServerConfig:
         for name in ("max_requests", "max_body_bytes"):
             _check(name, getattr(self, name), _is_int(getattr(self, name)) and getattr(self, name) >= 1, "an integer >= 1")
         _check("max_restarts", self.max_restarts, _is_int(self.max_restarts) and self.max_restarts >= 0, "an integer >= 0")
+        format = self.tool_format
+        _check("tool_format", format, format is None or format in TOOL_FORMATS, " | ".join(TOOL_FORMATS))
         seconds = self.drain_seconds
         is_time = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < 1e9
         _check("drain_seconds", seconds, is_time, "seconds >= 0")

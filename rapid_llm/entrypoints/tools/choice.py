@@ -95,7 +95,8 @@ def plan_tools(tools: Sequence[Tool] | None, choice: Any, format: ToolFormat | N
     if format is None:
         wanted = f"one of {', '.join(TOOL_FORMATS)}"
         change = "set tool_format if it writes one of them, or leave the tools out"
-        raise RequestError("the format in which this model calls tools is not known", wanted=wanted, change=change)
+        problem = "the format in which this model calls tools is not known"
+        raise RequestError(problem, param="tools", wanted=wanted, change=change)
     if choice is None or choice == "auto":
         return ToolPlan(tuple(tools), tuple(tools), format)
     if choice == "required":
@@ -109,6 +110,20 @@ def plan_tools(tools: Sequence[Tool] | None, choice: Any, format: ToolFormat | N
 def json_behind_reasoning(schema: str, tokenizer: Tokenizer) -> Grammar:
     """JSON by ``schema`` (JSON text) of an answer whose prompt leaves the model inside its reasoning."""
     return Grammar("lark", _start("body", tokenizer, inside=True) + f"body: %json {schema}")
+
+
+def behind_reasoning(grammar: Grammar, tokenizer: Tokenizer) -> Grammar:
+    """``grammar`` for an answer whose prompt leaves the model inside its reasoning; Lark says itself where that ends."""
+    match grammar.kind:
+        case "json_object":
+            return json_behind_reasoning('{"type": "object"}', tokenizer)
+        case "json_schema":
+            return json_behind_reasoning(grammar.source, tokenizer)
+        case "regex":
+            source = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], grammar.source, flags=re.DOTALL)
+            return Grammar("lark", _start("body", tokenizer, inside=True) + f"body: /{source}/")
+        case _:
+            return grammar
 
 
 def _named(choice: Any) -> str:
@@ -136,4 +151,5 @@ def _symbol(text: str, tokenizer: Tokenizer) -> str:
 
 
 def _refused(problem: str, got: Any, wanted: str, change: str) -> RequestError:
-    return RequestError(problem, got=f"{got!r:.80}", wanted=wanted, change=change)
+    param = re.split(r"\W", problem)[0]  # each problem begins with its field
+    return RequestError(problem, param=param, got=f"{got!r:.80}", wanted=wanted, change=change)

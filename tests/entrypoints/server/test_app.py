@@ -241,7 +241,7 @@ def test_the_openapi_page_holds_every_path_and_every_schema_it_points_to():
     [
         ("port", 70000), ("port", "8000"), ("host", ""), ("api_key", ""), ("api_key", [3]), ("max_requests", 0),
         ("max_body_bytes", 1.5), ("drain_seconds", -1), ("max_restarts", -1), ("log_requests", 1), ("cors_origins", {"a": 1}),
-        ("served_model_name", ""),
+        ("served_model_name", ""), ("tool_format", "xml"), ("tool_format", []),
     ],
 )  # fmt: skip
 def test_a_setting_out_of_range_is_refused_by_name(name, value):

@@ -1,5 +1,7 @@
 """Every field of a request changes its answer, in every mode, and to the one that LLM gives."""
 
+import dataclasses
+
 import pytest
 
 from rapid_llm import SamplingParams
@@ -23,6 +25,8 @@ def as_request(path, values):
         values |= {"logprobs": True, "top_logprobs": values["logprobs"]}
     if "logit_bias" in values:
         values["logit_bias"] = {str(token): bias for token, bias in values["logit_bias"].items()}
+    if "grammar" in values:
+        values["grammar"] = dataclasses.asdict(values["grammar"])
     return {**values, **({"messages": MESSAGES} if path == CHAT else {"prompt": PROMPT})}
 
 
@@ -103,7 +107,7 @@ def test_every_field_of_a_request_is_tried():
         "stream",
         "stream_options",
     }
-    tried = {*SAMPLING, *NO_EFFECT, *here, "response_format"}
+    tried = {*SAMPLING, *NO_EFFECT, *here, "response_format", "tools", "tool_choice", "parallel_tool_calls"}
     assert set(SAMPLING) | {"logprobs"} == set(CASES)
     assert {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__} == tried
 

@@ -61,8 +61,11 @@ def _compile_all(config: EngineConfig, path: Path, device: DeviceInfo) -> Iterat
         def needed(kernel: Kernel) -> None:
             compiled.append(pool.submit(_compile, kernel))
 
-        with torch.inference_mode(), rehearse(device, needed):
-            launch_everything(config, open_checkpoint(path), device)
+        try:
+            with torch.inference_mode(), rehearse(device, needed):
+                launch_everything(config, open_checkpoint(path), device)
+        except (NotImplementedError, RuntimeError):  # a row in plain torch that looks at values, which are not there
+            yield ""  # so not all of it is known
         for done, each in enumerate(compiled, 1):
             yield "" if each.exception() else each.result()
             _say(done=done, of=len(compiled))

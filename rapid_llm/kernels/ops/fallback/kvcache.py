@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from rapid_llm.kernels.ops.kvcache.inputs import check_update_kv_buffer, check_update_kv_buffer_fp8, check_update_kv_index
+from rapid_llm.kernels.ops.kvcache.fp8_inputs import check_update_kv_buffer_fp8
+from rapid_llm.kernels.ops.kvcache.inputs import check_update_kv_buffer, check_update_kv_index
 
 
 def update_kv_buffer(

@@ -161,7 +161,7 @@ FAMILY = Family(
         KernelSpec(
             op="update_kv_buffer_fp8",
             name="triton.update_kv_buffer_fp8",
-            target="rapid_llm.kernels.ops.kvcache.update_kv_buffer:update_kv_buffer_fp8",
+            target="rapid_llm.kernels.ops.kvcache.update_kv_buffer_fp8:update_kv_buffer_fp8",
             requires=_TRITON,
             dtypes=FLOATS,
             priority=10,

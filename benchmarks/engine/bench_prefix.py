@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.engine.traffic import parser_for, prompt, report, running, stream
 
-OWN, NEW, RUNS = 32, 8, 3
+OWN, NEW, RUNS = 32, 8, 5
 
 
 async def wave(llm: Any, prompts: list[list[int]]) -> dict[str, float]:
@@ -34,7 +34,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 common, numbers = prompt(options.prefix, run), range(1000 * run, 1000 * run + options.requests)
                 waves = {
                     "shared": [common + prompt(OWN, number) for number in numbers],
-                    "apart": [prompt(options.prefix // 16, number + 500) for number in numbers],
+                    "apart": [prompt(options.prefix // 4, number + 500) for number in numbers],
                 }
                 for name, prompts in waves.items():
                     result = await wave(llm, prompts)

@@ -4,15 +4,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rapid_llm.config import Grammar
 from rapid_llm.engine.templates import check_tools
-from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.entrypoints.tools import reasoning
 from rapid_llm.entrypoints.tools.events import Parser
 from rapid_llm.entrypoints.tools.formats import TOOL_FORMATS, ToolFormat
 from rapid_llm.errors import RequestError
+
+if TYPE_CHECKING:
+    from rapid_llm.engine.tokenizer import Tokenizer
 
 Tool = Mapping[str, Any]
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -54,7 +56,7 @@ class ToolPlan:
         calls = None if self.format is None else self.format.parser(names)
         return reasoning.ReasoningParser(calls, inside=inside) if reasons else calls
 
-    def grammar(self, tokenizer: Tokenizer, *, inside: bool = False) -> Grammar | None:
+    def grammar(self, tokenizer: "Tokenizer", *, inside: bool = False) -> Grammar | None:
         """What the answer may be; None where that is anything. ``inside``: it begins with the end of a reasoning."""
         if self.format is None or not self.must_call:
             return None
@@ -107,12 +109,12 @@ def plan_tools(tools: Sequence[Tool] | None, choice: Any, format: ToolFormat | N
     return ToolPlan(tuple(tools), (tools[names.index(name)],), format, must_call=True, many=False)
 
 
-def json_behind_reasoning(schema: str, tokenizer: Tokenizer) -> Grammar:
+def json_behind_reasoning(schema: str, tokenizer: "Tokenizer") -> Grammar:
     """JSON by ``schema`` (JSON text) of an answer whose prompt leaves the model inside its reasoning."""
     return Grammar("lark", _start("body", tokenizer, inside=True) + f"body: %json {schema}")
 
 
-def behind_reasoning(grammar: Grammar, tokenizer: Tokenizer) -> Grammar:
+def behind_reasoning(grammar: Grammar, tokenizer: "Tokenizer") -> Grammar:
     """``grammar`` for an answer whose prompt leaves the model inside its reasoning; Lark says itself where that ends."""
     match grammar.kind:
         case "json_object":
@@ -134,7 +136,7 @@ def _named(choice: Any) -> str:
     return name
 
 
-def _start(rule: str, tokenizer: Tokenizer, *, inside: bool) -> str:
+def _start(rule: str, tokenizer: "Tokenizer", *, inside: bool) -> str:
     if not inside:
         return f"start: {rule}\n"
     if tokenizer.special_id(reasoning.CLOSE) is None:
@@ -144,7 +146,7 @@ def _start(rule: str, tokenizer: Tokenizer, *, inside: bool) -> str:
     return f"start: think /\\n{{0,2}}/ {rule}\n{end}"
 
 
-def _symbol(text: str, tokenizer: Tokenizer) -> str:
+def _symbol(text: str, tokenizer: "Tokenizer") -> str:
     """A special token by its id, any other text as it is."""
     special = tokenizer.special_id(text)
     return json.dumps(text, ensure_ascii=False) if special is None else f"<[{special}]>"

@@ -50,7 +50,7 @@ def _compile_all(config: EngineConfig, path: Path, device: DeviceInfo) -> Iterat
 
     from rapid_llm.build import launch_everything
     from rapid_llm.kernels.jit.compiler_hash import keep_compiler_hash
-    from rapid_llm.kernels.jit.rehearsal import Kernel, build_driver, rehearse
+    from rapid_llm.kernels.rehearsal import Kernel, build_driver, rehearse
 
     keep_compiler_hash()
     compiled: list[Future[str]] = []
@@ -72,7 +72,7 @@ def _compile_all(config: EngineConfig, path: Path, device: DeviceInfo) -> Iterat
 
 
 def _compile(kernel: Any) -> str:
-    from rapid_llm.kernels.jit.rehearsal import build_launcher
+    from rapid_llm.kernels.rehearsal import build_launcher
 
     compiled = kernel.compile()
     _unless_impossible(build_launcher, compiled)

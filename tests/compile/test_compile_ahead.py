@@ -9,9 +9,9 @@ from rapid_llm.config import EngineConfig
 from rapid_llm.entrypoints import compile_ahead
 from rapid_llm.entrypoints.compile_ahead import CompileAhead
 from rapid_llm.kernels.device import device_info
-from rapid_llm.kernels.jit.rehearsal import rehearse
 from rapid_llm.kernels.ops.activation.swiglu import swiglu
 from rapid_llm.kernels.ops.norm.rms_norm import rms_norm
+from rapid_llm.kernels.rehearsal import rehearse
 from rapid_llm.kernels.testing.compile_only import compile_only
 from rapid_llm.ledger import StartupLedger
 from tests.tiny_model import save_checkpoint, tiny_model

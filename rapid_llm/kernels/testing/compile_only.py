@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from rapid_llm.errors import ConfigError, RapidError
 from rapid_llm.kernels.device import MAX_GRID, DeviceInfo
-from rapid_llm.kernels.jit.rehearsal import stub_driver
+from rapid_llm.kernels.rehearsal import stub_driver
 
 
 class CompileCheckError(RapidError):

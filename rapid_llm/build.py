@@ -86,7 +86,7 @@ def build_engine(
                 network.head.share(network.embedding)
     if budget is not None:
         budget.note("weights")
-    scales = choose_scales(config, source, network, place, ledger)
+    scales = choose_scales(config, source, network, place, ledger, tokenizer)
     with ledger.phase("KV pool"):
         resolved = resolve_sizes(config, model, place)
         pool = build_pool(resolved, model, place, scales)
@@ -117,14 +117,8 @@ def launch_everything(config: EngineConfig, source: CheckpointSource, info: Devi
     """Make each launch that an engine on ``info`` can make, on tensors that have shapes and no memory; for ``rehearse``."""
     place = replace(choose_placement(config, source, info), device=torch.device("meta"))
     network = build_network(config, source, place)
-    row_bytes = 2 * source.config.num_kv_heads * source.config.head_dim * place.dtype.itemsize
-    sizes = resolve(
-        replace(config, cuda_graphs=False, max_kv_tokens=None),  # a kernel is the same for a pool of any size
-        context=source.config.context,
-        kv_bytes_per_token=source.config.num_layers * row_bytes,
-        free_bytes=1 << 40,
-        is_cpu=False,
-    )
+    any_size = replace(config, cuda_graphs=False, max_kv_tokens=None)  # a kernel is the same for a pool of any size
+    sizes = resolve_sizes(any_size, source.config, place, free_bytes=1 << 40)
     pool = build_pool(sizes, source.config, place, None if place.kv_dtype is None else unit_scales(source.config))
     Worker(sizes, place, network, pool, source.config.vocab_size).prepare(network.of_distinct_layers())
 
@@ -216,7 +210,12 @@ def is_head_tied(source: CheckpointSource) -> bool:
 
 
 def choose_scales(
-    config: EngineConfig, source: CheckpointSource, network: Model, place: Placement, ledger: StartupLedger
+    config: EngineConfig,
+    source: CheckpointSource,
+    network: Model,
+    place: Placement,
+    ledger: StartupLedger,
+    tokenizer: Tokenizer | None,
 ) -> KVScales | None:
     """Scales of a pool of e4m3: the checkpoint's, else measured on a text; None where the pool is kept in the compute dtype.
 
@@ -230,7 +229,7 @@ def choose_scales(
         scales = given_scales(source)
         if scales is None:
             longest = config.max_model_len or source.config.context
-            ids = Tokenizer.from_checkpoint(source).encode(CALIBRATION_TEXT)[:longest]
+            ids = (tokenizer or Tokenizer.from_checkpoint(source)).encode(CALIBRATION_TEXT)[:longest]
             scales = measured_scales(network, place, source.config, ids)
             if place.device.type == "cuda":
                 torch.cuda.empty_cache()  # what the text took is room for the pool
@@ -238,16 +237,18 @@ def choose_scales(
     return scales
 
 
-def resolve_sizes(config: EngineConfig, model: ModelConfig, place: Placement) -> ResolvedConfig:
-    """Settle every size, once the weights are in memory."""
+def resolve_sizes(config: EngineConfig, model: ModelConfig, place: Placement, *, free_bytes: int | None = None) -> ResolvedConfig:
+    """Settle every size, once the weights are in memory; ``free_bytes`` are the device's where nobody says how many."""
     row_bytes = 2 * model.num_kv_heads * model.head_dim * (place.kv_dtype or place.dtype).itemsize
     is_cpu = place.device.type == "cpu"
+    if free_bytes is None:
+        free_bytes = free_host_bytes() if is_cpu else torch.cuda.mem_get_info(place.device)[0]
     return resolve(
         config,
         context=model.context,
         sliding_window=model.sliding_window,
         kv_bytes_per_token=model.num_layers * row_bytes,
-        free_bytes=free_host_bytes() if is_cpu else torch.cuda.mem_get_info(place.device)[0],
+        free_bytes=free_bytes,
         is_cpu=is_cpu,
     )
 

@@ -21,6 +21,7 @@ from typing import Any
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
 from rapid_llm.kernels.device import DeviceInfo, probe_device
+from rapid_llm.kernels.store import write_whole
 
 
 def main() -> int:
@@ -34,10 +35,9 @@ def main() -> int:
     started = time.perf_counter()
     names = list(_compile_all(EngineConfig(**told["config"]), Path(told["path"]), device))
     if all(names):
-        launches = Path(told["launches"])
-        launches.parent.mkdir(parents=True, exist_ok=True)
-        launches.write_text(json.dumps({"kernels": names}))
-    _say(note=f"{len(names)} kernels compiled ahead, or found, in {time.perf_counter() - started:.1f} s")
+        with suppress(OSError):  # the next start looks for them again
+            write_whole(Path(told["launches"]), json.dumps({"kernels": names}).encode())
+    _say(note=f"{len(list(filter(None, names)))} kernels compiled ahead, or found, in {time.perf_counter() - started:.1f} s")
     return 0
 
 
@@ -64,7 +64,7 @@ def _compile_all(config: EngineConfig, path: Path, device: DeviceInfo) -> Iterat
         try:
             with torch.inference_mode(), rehearse(device, needed):
                 launch_everything(config, open_checkpoint(path), device)
-        except (NotImplementedError, RuntimeError):  # a row in plain torch that looks at values, which are not there
+        except RuntimeError:  # a row in plain torch that looks at values, which are not there
             yield ""  # so not all of it is known
         for done, each in enumerate(compiled, 1):
             yield "" if each.exception() else each.result()

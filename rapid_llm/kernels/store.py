@@ -129,18 +129,23 @@ def write_user_store(kind: Kind, device: str, entries: Sequence[dict[str, Any]])
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and read_entries(path) is None:
             os.replace(path, path.with_suffix(".json.ignored"))
-        _replace(path, text)
+        write_whole(path, text.encode())
     except OSError as error:
         change = "make it writable or set RAPID_DATA_DIR to a folder that is"
         raise ConfigError(f"cannot write {path}", got=str(error), wanted="a writable data folder", change=change) from error
     return path
 
 
-def _replace(path: Path, text: str) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file and, where it is missing, its folder, or leave the old one as it was: nobody reads half of it.
+
+    Raises: OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.replace(temporary, path)
     except OSError:
         Path(temporary).unlink(missing_ok=True)

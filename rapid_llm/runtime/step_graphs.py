@@ -263,8 +263,9 @@ def step_buckets(config: ResolvedConfig) -> Iterator[Bucket]:
 
 
 def room_for_steps(config: ResolvedConfig) -> int:
-    """Elements that the indices of the largest step take."""
-    return max(sum(map(aligned, bucket.sections().values())) for bucket in step_buckets(config))
+    """Elements of the ids: one for each slot and for none, and behind them the indices of the largest step."""
+    indices = max(sum(map(aligned, bucket.sections().values())) for bucket in step_buckets(config))
+    return aligned(config.max_num_seqs + 1) + indices
 
 
 def cuda_graphs(device: torch.device) -> Capture:

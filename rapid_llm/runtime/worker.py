@@ -15,7 +15,6 @@ from rapid_llm.runtime.prompt_scorer import PromptScorer, ScoredPrompts
 from rapid_llm.runtime.recorded_steps import Model, RecordedSteps
 from rapid_llm.runtime.sampler import SampledStep, Sampler
 from rapid_llm.runtime.step_graphs import StepGraphs, cuda_graphs, room_for_steps
-from rapid_llm.runtime.transfers import aligned
 from rapid_llm.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class Worker:
         self.forward = RecordedSteps(model, pool.layers, place.recorder)
         self.builder = BatchBuilder(config, place)
         slots = config.max_num_seqs + 1  # the last is nobody's: what padding samples goes there
-        ids = torch.zeros(aligned(slots) + (0 if on_cpu else room_for_steps(config)), dtype=torch.int32, device=place.device)
+        ids = torch.zeros(slots if on_cpu else room_for_steps(config), dtype=torch.int32, device=place.device)
         self.sampler = Sampler(config, place, vocab_size, ids[:slots])
         self.scorer = PromptScorer(config, place, vocab_size)
         self.graphs: StepGraphs | None = None

@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_and_leaves_nothing(comp
     def refuse(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("rapid_llm.kernels.jit.binaries.os.replace", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     with pytest.warns(StoreWarning, match=r"cannot be written \(disk full\)"):
         binary = cuda_binary("twice.cu", 90)
 

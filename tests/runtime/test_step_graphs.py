@@ -11,7 +11,6 @@ from rapid_llm.config import EngineConfig, ResolvedConfig
 from rapid_llm.engine.request import Request, TokenRules
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.runtime.step_graphs import Bucket, StepGraphs, decode_sizes, mixed_sizes, room_for_steps, step_buckets
-from rapid_llm.runtime.transfers import aligned
 from tests.tiny_model import save_checkpoint, tiny_model
 
 SLOTS = 5
@@ -47,7 +46,7 @@ def tiny_engine(folder, *, padded, capture=None, **options):
         pool.fill_(torch.nan)  # what padding reads shows
     if padded:
         slots = engine.config.max_num_seqs + 1
-        ids = torch.zeros(aligned(slots) + room_for_steps(engine.config), dtype=torch.int32)
+        ids = torch.zeros(room_for_steps(engine.config), dtype=torch.int32)
         worker.sampler.last_ids = ids[:slots]
         parts = (worker.model, worker.pool.layers, worker.sampler, ids, worker.builder.page_table, capture)
         worker.graphs = StepGraphs(engine.config, *parts)

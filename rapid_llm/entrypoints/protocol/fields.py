@@ -19,10 +19,15 @@ class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A part of a request: fields that are not its own are refused."""
 
 
-class RequestFields(Strict, kw_only=True):
-    """What every request for text may say besides what it is about."""
+class ForModel(Strict, kw_only=True):
+    """Any request that a model answers; null is the one that is served."""
 
     model: str | None = None
+
+
+class RequestFields(ForModel, kw_only=True):
+    """What every request for text may say besides what it is about."""
+
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None

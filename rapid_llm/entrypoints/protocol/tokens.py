@@ -3,13 +3,12 @@
 import msgspec
 
 from rapid_llm.entrypoints.protocol.chat import ChatMessage
-from rapid_llm.entrypoints.protocol.fields import Strict
+from rapid_llm.entrypoints.protocol.fields import ForModel
 
 
-class TokenizeRequest(Strict, kw_only=True):
+class TokenizeRequest(ForModel, kw_only=True):
     """A text as /v1/completions would take it, or a conversation as /v1/chat/completions would: one of the two."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool = True
@@ -23,10 +22,9 @@ class TokenizeResponse(msgspec.Struct):
     max_model_len: int
 
 
-class DetokenizeRequest(Strict, kw_only=True):
+class DetokenizeRequest(ForModel, kw_only=True):
     """Token ids."""
 
-    model: str | None = None
     tokens: list[int]
     skip_special_tokens: bool = False
 

@@ -1,17 +1,34 @@
 """A request's body, read within limits, as the type that its endpoint takes."""
 
 import asyncio
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from rapid_llm.entrypoints.protocol.decoding import decode
+from rapid_llm.entrypoints.protocol.fields import ForModel
 from rapid_llm.entrypoints.server.refusals import RefusalError
+from rapid_llm.entrypoints.server.serving import Serving
+
+if TYPE_CHECKING:
+    from rapid_llm.entrypoints.async_llm import AsyncLLM
 
 READ_SECONDS = 30.0
 """How long a body may take to arrive."""
 _T = TypeVar("_T", bound=msgspec.Struct)
+_Asked = TypeVar("_Asked", bound=ForModel)
+
+
+async def read_for_model(request: Request, kind: type[_Asked]) -> "tuple[Serving, _Asked, AsyncLLM]":
+    """The server, the request in a body, and the engine that it is for.
+
+    Raises: as ``read`` and ``Serving.llm`` do; while no engine is ready before anything is read.
+    """
+    serving: Serving = request.app.state.serving
+    serving.llm()
+    ask = await read(request, kind, serving.config.max_body_bytes)
+    return serving, ask, serving.llm(ask.model)
 
 
 async def read(request: Request, kind: type[_T], max_bytes: int) -> _T:

@@ -16,16 +16,14 @@ from rapid_llm.entrypoints.protocol.chat import (
     ChatDelta,
     ChatRequest,
 )
-from rapid_llm.entrypoints.protocol.errors import ErrorBody
 from rapid_llm.entrypoints.protocol.usage import Usage
-from rapid_llm.entrypoints.server.bodies import read
+from rapid_llm.entrypoints.server.bodies import read_for_model
 from rapid_llm.entrypoints.server.chat_plan import ChatPlan, plan_chat
-from rapid_llm.entrypoints.server.exchange import Exchange, event
+from rapid_llm.entrypoints.server.exchange import DONE, Exchange, event
 from rapid_llm.entrypoints.server.logprobs import chat_logprobs
 from rapid_llm.entrypoints.server.message import MessageReader
 from rapid_llm.entrypoints.server.naming import Naming
-from rapid_llm.entrypoints.server.refusals import detail_of
-from rapid_llm.entrypoints.server.serving import Serving
+from rapid_llm.entrypoints.server.refusals import body_of
 from rapid_llm.errors import RapidError
 
 if TYPE_CHECKING:
@@ -36,10 +34,8 @@ _encode = msgspec.json.Encoder().encode
 
 async def chat_completions(request: Request) -> Exchange:
     """Answer a conversation."""
-    serving: Serving = request.app.state.serving
-    llm = serving.llm()
-    ask = await read(request, ChatRequest, serving.config.max_body_bytes)
-    llm, frontend = serving.llm(ask.model), await llm.frontend()
+    serving, ask, llm = await read_for_model(request, ChatRequest)
+    frontend = await llm.frontend()
     plan = await plan_chat(ask, frontend, serving.config.tool_format)
     writer = ChatWriter(ask, plan, Naming.of(request, serving, "chatcmpl", ask.ignored), frontend.tokenizer)
     streams = [llm.chat(plan.messages, plan.params, plan.tools)]
@@ -77,11 +73,11 @@ class ChatWriter:
         counts = b""
         if self._counts_tokens:
             counts = event(_encode(ChatCompletionChunk(**self._naming.fields, choices=[], usage=Usage.of(outputs))))
-        return counts + event(b"[DONE]")
+        return counts + DONE
 
     def failure(self, error: RapidError) -> bytes:
         """An error event, and the end."""
-        return event(_encode(ErrorBody(detail_of(error)))) + event(b"[DONE]")
+        return event(body_of(error)) + DONE
 
     def _choice(self, answer: CompletionOutput) -> ChatChoice:
         reader = self._readers[answer.index]

@@ -10,15 +10,13 @@ from starlette.requests import Request
 from rapid_llm.config import MAX_ANSWERS, SamplingParams
 from rapid_llm.engine.output import CompletionOutput, RequestOutput
 from rapid_llm.entrypoints.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from rapid_llm.entrypoints.protocol.errors import ErrorBody
 from rapid_llm.entrypoints.protocol.fields import field_values, sampling_params
 from rapid_llm.entrypoints.protocol.usage import Usage
-from rapid_llm.entrypoints.server.bodies import read
-from rapid_llm.entrypoints.server.exchange import Exchange, event
+from rapid_llm.entrypoints.server.bodies import read_for_model
+from rapid_llm.entrypoints.server.exchange import DONE, Exchange, event
 from rapid_llm.entrypoints.server.logprobs import CompletionLogprobsWriter
 from rapid_llm.entrypoints.server.naming import Naming
-from rapid_llm.entrypoints.server.refusals import detail_of
-from rapid_llm.entrypoints.server.serving import Serving
+from rapid_llm.entrypoints.server.refusals import body_of
 from rapid_llm.errors import RapidError, RequestError
 
 if TYPE_CHECKING:
@@ -30,10 +28,8 @@ _encode = msgspec.json.Encoder().encode
 
 async def completions(request: Request) -> Exchange:
     """Continue prompts as they stand."""
-    serving: Serving = request.app.state.serving
-    llm = serving.llm()
-    ask = await read(request, CompletionRequest, serving.config.max_body_bytes)
-    llm, frontend = serving.llm(ask.model), await llm.frontend()
+    serving, ask, llm = await read_for_model(request, CompletionRequest)
+    frontend = await llm.frontend()
     prompts, params = _prompts(ask), _params(ask)
     if len(prompts) * params.n > MAX_ANSWERS:
         got, wanted = f"{len(prompts)} prompts with n {params.n}", f"at most {MAX_ANSWERS} answers in all"
@@ -97,11 +93,11 @@ class CompletionWriter:
         counts = b""
         if self._counts_tokens:
             counts = event(_encode(Completion(**self._naming.fields, choices=[], usage=Usage.of(outputs))))
-        return counts + event(b"[DONE]")
+        return counts + DONE
 
     def failure(self, error: RapidError) -> bytes:
         """An error event, and the end."""
-        return event(_encode(ErrorBody(detail_of(error)))) + event(b"[DONE]")
+        return event(body_of(error)) + DONE
 
     def _answer(self, place: int, answer: CompletionOutput) -> "_Answer":
         number = place * self._params.n + answer.index

@@ -166,3 +166,7 @@ def _failed(words: str) -> RapidError:
 def event(data: bytes, name: str = "") -> bytes:
     """A server-sent event: JSON that was encoded before, and what kind of event it is."""
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
+
+
+DONE = event(b"[DONE]")
+"""The end of a stream, in the form of chat and of completions."""

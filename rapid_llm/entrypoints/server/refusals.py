@@ -51,6 +51,11 @@ def detail_of(error: RapidError) -> ErrorDetail:
     return ErrorDetail(str(error), kind, param or None, code)
 
 
+def body_of(error: RapidError) -> bytes:
+    """The JSON of an error, as an answer's body or a stream's event."""
+    return _body(detail_of(error))
+
+
 def refuse(error: RapidError) -> Response:
     """The answer that tells of ``error``."""
     headers = {}
@@ -80,4 +85,8 @@ async def on_bug(_: Request, error: Exception) -> Response:
 
 
 def _answer(status: int, detail: ErrorDetail, headers: dict[str, str]) -> Response:
-    return Response(msgspec.json.encode(ErrorBody(detail)), status, headers, "application/json")
+    return Response(_body(detail), status, headers, "application/json")
+
+
+def _body(detail: ErrorDetail) -> bytes:
+    return msgspec.json.encode(ErrorBody(detail))

@@ -12,11 +12,10 @@ from rapid_llm.engine.output import RequestOutput
 from rapid_llm.entrypoints.protocol import responses as protocol
 from rapid_llm.entrypoints.protocol.fields import field_values, sampling_params
 from rapid_llm.entrypoints.protocol.formats import format_grammar
-from rapid_llm.entrypoints.server.bodies import read
+from rapid_llm.entrypoints.server.bodies import read_for_model
 from rapid_llm.entrypoints.server.exchange import Exchange, event
 from rapid_llm.entrypoints.server.naming import Naming
 from rapid_llm.entrypoints.server.refusals import detail_of
-from rapid_llm.entrypoints.server.serving import Serving
 from rapid_llm.errors import RapidError
 
 _encode = msgspec.json.Encoder().encode
@@ -24,10 +23,8 @@ _encode = msgspec.json.Encoder().encode
 
 async def responses(request: Request) -> Exchange:
     """Answer a conversation."""
-    serving: Serving = request.app.state.serving
-    llm = serving.llm()
-    ask = await read(request, protocol.ResponsesRequest, serving.config.max_body_bytes)
-    llm, frontend = serving.llm(ask.model), await llm.frontend()
+    serving, ask, llm = await read_for_model(request, protocol.ResponsesRequest)
+    frontend = await llm.frontend()
     grammar = format_grammar(None if ask.text is None else ask.text.format, ask.grammar, "text")
     params = sampling_params(field_values(ask), frontend.default_chat_params(), max_tokens=ask.max_output_tokens, **grammar)
     writer = ResponseWriter(ask, Naming.of(request, serving, "resp", ask.ignored))

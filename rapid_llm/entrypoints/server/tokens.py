@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rapid_llm.entrypoints.protocol.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from rapid_llm.entrypoints.server.bodies import read
-from rapid_llm.entrypoints.server.serving import Serving
+from rapid_llm.entrypoints.server.bodies import read_for_model
 from rapid_llm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -18,20 +17,16 @@ if TYPE_CHECKING:
 
 async def tokenize(request: Request) -> Response:
     """Ids of a text or a conversation."""
-    serving: Serving = request.app.state.serving
-    llm = serving.llm()
-    ask = await read(request, TokenizeRequest, serving.config.max_body_bytes)
-    frontend = await serving.llm(ask.model).frontend()
+    _, ask, llm = await read_for_model(request, TokenizeRequest)
+    frontend = await llm.frontend()
     tokens = await asyncio.to_thread(_ids, ask, frontend)
     return _json(TokenizeResponse(tokens, len(tokens), (await llm.ready()).max_model_len))
 
 
 async def detokenize(request: Request) -> Response:
     """Text of ids."""
-    serving: Serving = request.app.state.serving
-    serving.llm()
-    ask = await read(request, DetokenizeRequest, serving.config.max_body_bytes)
-    frontend = await serving.llm(ask.model).frontend()
+    _, ask, llm = await read_for_model(request, DetokenizeRequest)
+    frontend = await llm.frontend()
     frontend.check_ids("tokens", ask.tokens)
     text = await asyncio.to_thread(frontend.tokenizer.decode, ask.tokens, ask.skip_special_tokens)
     return _json(DetokenizeResponse(text))

@@ -6,13 +6,11 @@ costs a compilation and one warning, never the start.
 """
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 from rapid_llm.envs import data_folder
 from rapid_llm.kernels.jit import nvrtc, sources
-from rapid_llm.kernels.store import warn_once
+from rapid_llm.kernels.store import warn_once, write_whole
 
 _DIGEST_BYTES = hashlib.sha256().digest_size  # at the start of a file, over the rest of it
 
@@ -59,14 +57,6 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, image: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(image).digest() + image)
-            os.replace(temporary, path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, hashlib.sha256(image).digest() + image)
     except OSError as error:
         warn_once(f"{path} cannot be written ({error}); its source is compiled at every start")

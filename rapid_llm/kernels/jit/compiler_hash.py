@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rapid_llm.envs import data_folder
-from rapid_llm.kernels.store import warn_once
+from rapid_llm.kernels.store import warn_once, write_whole
 
 
 def keep_compiler_hash() -> None:
@@ -48,9 +48,6 @@ def _read(path: Path, files: list[list[object]]) -> str | None:
 
 def _write(path: Path, content: dict[str, object]) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(content))
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(content).encode())
     except OSError as error:
         warn_once(f"{path} cannot be written ({error}); every start hashes Triton anew")

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from rapid_llm.config import ResolvedConfig, pages_for
@@ -9,6 +10,7 @@ from rapid_llm.engine.grammar import Allowed, Constraint, Grammars
 from rapid_llm.engine.request import FinishReason, Request, TokenOutput
 from rapid_llm.engine.scheduler import ScheduledStep, Scheduler
 from rapid_llm.errors import RequestError
+from rapid_llm.kernels.dispatcher.served_kernel import ServedKernel
 from rapid_llm.step import NO_NUMBER, NO_WAY_ON, SampledToken, StepPlan, StepResult
 
 _MASK_SECONDS = 0.0005
@@ -44,15 +46,22 @@ class Engine:
 
     Args:
         grammars: follows those of requests; None where none are served.
+        served_kernels: explains which kernels the worker launches; none where it launches none.
 
     Attributes:
         refused: requests that turned out to be impossible once their grammar was looked at, and why; emptied by who tells them.
     """
 
-    def __init__(self, config: ResolvedConfig, worker: StepWorker, grammars: Grammars | None = None) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        worker: StepWorker,
+        grammars: Grammars | None = None,
+        served_kernels: Callable[[], list[ServedKernel]] = list,
+    ) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
-        self.worker, self.grammars = worker, grammars
+        self.worker, self.grammars, self.served_kernels = worker, grammars, served_kernels
         self.refused: dict[str, RequestError] = {}
         self._constraints: dict[str, Constraint] = {}
         self._unmasked: dict[str, Request] = {}  # those that wait for a mask, in the order in which they began to

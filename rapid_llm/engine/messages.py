@@ -23,6 +23,7 @@ from rapid_llm.errors import (
     RapidError,
     RequestError,
 )
+from rapid_llm.kernels.dispatcher.served_kernel import ServedKernel
 from rapid_llm.ledger import Phase
 from rapid_llm.version import __version__
 
@@ -123,12 +124,14 @@ class Ready(Message, frozen=True):
 
     Attributes:
         zero, phases, notes: of the process's start-up ledger.
+        kernels: what serves each op, and why.
     """
 
     limits: ResolvedConfig
     zero: float
     phases: list[Phase]
     notes: list[str]
+    kernels: list[ServedKernel]
 
 
 class Outputs(Message, frozen=True):
@@ -175,6 +178,7 @@ class Stats(Message, frozen=True):
         num_preemptions: times that a request lost its pages.
         admitted_tokens, cached_tokens: tokens of the requests that were started, and how many of them the prefix cache held.
         num_compiles: kernels that were compiled or loaded since the engine was ready.
+        generated_tokens: tokens that answers were given.
     """
 
     waiting: int
@@ -189,6 +193,7 @@ class Stats(Message, frozen=True):
     admitted_tokens: int
     cached_tokens: int
     num_compiles: int
+    generated_tokens: int
 
 
 FromClient = Add | Abort | AskStats | Drain | Shutdown

@@ -80,7 +80,7 @@ class EngineProcess:
         self._channel, self._build = channel, build
         self._engine: Engine | None = None
         self._draining = self._told = self._done = False
-        self._steps = StepClock()
+        self._steps, self._num_generated = StepClock(), 0
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -100,7 +100,9 @@ class EngineProcess:
         start = self._channel.wait_for(Start)
         ledger = _ReportedLedger(self._report)
         self._engine = self._build(start, ledger, self._report)
-        self._channel.send(Ready(self._engine.config, ledger.zero, ledger.phases, ledger.notes))
+        with ledger.phase("explain kernels"):
+            kernels = self._engine.served_kernels()
+        self._channel.send(Ready(self._engine.config, ledger.zero, ledger.phases, ledger.notes, kernels))
         self._loop(self._engine)
 
     def _loop(self, engine: Engine) -> None:
@@ -117,6 +119,7 @@ class EngineProcess:
     def _step(self, engine: Engine) -> None:
         with self._steps:
             outputs = engine.step()
+        self._num_generated += sum(output.token is not None for output in outputs)
         while engine.refused:
             request_id, error = engine.refused.popitem()
             self._channel.send(Refused.of(request_id, error))
@@ -160,6 +163,7 @@ class EngineProcess:
             admitted_tokens=scheduler.pages.num_admitted_tokens,
             cached_tokens=scheduler.pages.num_cached_tokens,
             num_compiles=engine.worker.num_compiles,
+            generated_tokens=self._num_generated,
         )
 
     def _report(self, phase: str, done: int = 0, total: int = 0) -> None:

@@ -19,6 +19,7 @@ from rapid_llm.engine.output import RequestOutput
 from rapid_llm.engine.request import TokenRules
 from rapid_llm.engine.stream import OutputStream
 from rapid_llm.errors import RapidError, RequestError
+from rapid_llm.kernels.dispatcher.served_kernel import ServedKernel
 from rapid_llm.ledger import StartupLedger
 
 _COMMAND = (sys.executable, "-m", "rapid_llm.entrypoints.engine_process")
@@ -42,6 +43,7 @@ class AsyncLLM:
     Attributes:
         progress: the newest start-up report; None before the first.
         ledger: what each second to the first output went to, the engine's included once it is ready; of the newest start.
+        kernels: what serves each op, and why; empty before the engine is ready for the first time.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class AsyncLLM:
         self.config = EngineConfig.from_options(given)
         self.ledger = StartupLedger()
         self.progress: Progress | None = None
+        self.kernels: list[ServedKernel] = []
         self._on_progress, self._on_download = progress, download_progress
         self._numbers = count()
         self._engine: tuple[EngineClient, asyncio.Task[Frontend]] | None = None
@@ -220,6 +223,7 @@ class AsyncLLM:
         source, tokenizer = await asyncio.to_thread(open_model, path, self.ledger)
         ready = await client.ready()
         self.ledger.include("engine", ready.zero, ready.phases, ready.notes)
+        self.kernels = ready.kernels
         return Frontend(source, tokenizer, ready.limits)
 
     def _client(self) -> EngineClient:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rapid_llm.config import EngineConfig
-from rapid_llm.entrypoints.server import chat, completions, embeddings, openapi, probes, responses, tokens
+from rapid_llm.entrypoints.server import chat, completions, embeddings, engine_view, openapi, page, probes, responses, tokens
 from rapid_llm.entrypoints.server.edge import Edge
 from rapid_llm.entrypoints.server.refusals import on_bug, on_http_error, on_rapid_error
 from rapid_llm.entrypoints.server.serving import Serving
@@ -23,6 +23,7 @@ ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("GET", "/health", probes.health),
     ("GET", "/ready", probes.ready),
     ("GET", "/metrics", probes.metrics),
+    ("GET", "/engine", engine_view.engine_view),
     ("GET", "/openapi.json", openapi.openapi),
     ("GET", "/v1/models", probes.models),
     ("GET", "/v1/models/{name:path}", probes.model),
@@ -33,6 +34,8 @@ ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
 )
+"""What the OpenAPI page describes, and itself."""
+PAGE_PATHS = ("/", "/page/{name}")
 
 
 def build_app(engine: EngineConfig, config: ServerConfig, on_end: Callable[[RapidError], None]) -> ASGIApp:
@@ -53,7 +56,10 @@ def build_app(engine: EngineConfig, config: ServerConfig, on_end: Callable[[Rapi
             await serving.close()
 
     app = Starlette(
-        routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in ROUTES],
+        routes=[
+            *(Route(path, endpoint, methods=[method]) for method, path, endpoint in ROUTES),
+            *(Route(path, page.page, methods=["GET"]) for path in PAGE_PATHS),
+        ],
         middleware=_cors(config),
         exception_handlers={RapidError: on_rapid_error, HTTPException: on_http_error, Exception: on_bug},
         lifespan=lifespan,

@@ -10,13 +10,14 @@ from uuid import uuid4
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rapid_llm.entrypoints.server.page import is_page
 from rapid_llm.entrypoints.server.refusals import RefusalError, refuse
 
 logger = logging.getLogger("rapid_llm.requests")
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
 """Asked every few seconds: a line for each would bury the others."""
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
-"""Served without a key: probes have none, and the page has to come before it can ask for one."""
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""Served without a key, which probes do not have."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -58,7 +59,7 @@ class Edge:
                 self._log(scope, status, time.monotonic() - begun, log)
 
     def _may_pass(self, scope: Scope, headers: Headers) -> bool:
-        if not self._keys or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+        if not self._keys or scope["path"] in OPEN_PATHS or is_page(scope["path"]) or scope["method"] == "OPTIONS":
             return True
         kind, _, key = headers.get("authorization", "").partition(" ")
         # All of them are compared, each in the same time whatever is equal.

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rapid_llm.entrypoints.protocol import chat, completions, embeddings, errors, models, responses, tokens
+from rapid_llm.entrypoints.protocol import chat, completions, embeddings, engine_view, errors, models, responses, tokens
 from rapid_llm.entrypoints.protocol.decoding import schemas
 from rapid_llm.version import __version__
 
@@ -16,6 +16,7 @@ OPERATIONS: tuple[tuple[str, str, str, Kind | None, Kind | None], ...] = (
     ("get", "/health", "Whether the server lives", None, models.Health),
     ("get", "/ready", "Whether requests are served", None, models.Readiness),
     ("get", "/metrics", "Counts in Prometheus's text format", None, None),
+    ("get", "/engine", "The engine now, its start and its kernels, explained", None, engine_view.EngineView),
     ("get", "/v1/models", "The models that are served", None, models.ModelList),
     ("get", "/v1/models/{name}", "One of them", None, models.ModelCard),
     ("post", "/v1/chat/completions", "Answer a conversation", chat.ChatRequest, chat.ChatCompletion),

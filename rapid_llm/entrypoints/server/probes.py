@@ -1,19 +1,12 @@
 """GET /health, /ready, /metrics and /v1/models."""
 
-import asyncio
-
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rapid_llm.engine.messages import Stats
 from rapid_llm.entrypoints.protocol.models import Health, ModelCard, ModelList
 from rapid_llm.entrypoints.server.serving import Serving
-from rapid_llm.errors import RapidError
-
-STATS_SECONDS = 2.0
-"""How long a page of metrics waits for a step to end."""
 
 
 async def health(request: Request) -> Response:
@@ -33,7 +26,7 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Counts in Prometheus's text format."""
     serving = _serving(request)
-    text = serving.metrics.to_text(await _stats(serving), serving.num_restarts)
+    text = serving.metrics.to_text(await serving.stats(), serving.num_restarts)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -52,14 +45,6 @@ async def model(request: Request) -> Response:
 async def _card(serving: Serving) -> ModelCard:
     limits = await serving.llm().ready()
     return ModelCard(id=serving.model, created=serving.created, max_model_len=limits.max_model_len)
-
-
-async def _stats(serving: Serving) -> Stats | None:
-    try:
-        async with asyncio.timeout(STATS_SECONDS):
-            return await serving.llm().stats()
-    except (RapidError, TimeoutError):
-        return None
 
 
 def _serving(request: Request) -> Serving:

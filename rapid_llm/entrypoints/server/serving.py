@@ -16,6 +16,7 @@ from rapid_llm.entrypoints.server.settings import ServerConfig
 from rapid_llm.errors import RapidError
 
 if TYPE_CHECKING:
+    from rapid_llm.engine.messages import Stats
     from rapid_llm.entrypoints.async_llm import AsyncLLM
     from rapid_llm.entrypoints.supervisor import Supervisor
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 EMBEDDED = "SmolLM2-135M-Instruct"
 STUCK_SECONDS = 120.0
 """A step that takes longer hangs."""
+STATS_SECONDS = 2.0
+"""How long whoever asks for counts waits for a step to end."""
 _RETRY_SECONDS = 1.0
 
 
@@ -79,6 +82,19 @@ class Serving:
             return 0.0
         silence = self._supervisor.llm.silence()
         return silence if silence > STUCK_SECONDS else 0.0
+
+    async def stats(self) -> "Stats | None":
+        """The engine's counts between two steps; None while none is ready, or while a step takes too long."""
+        try:
+            async with asyncio.timeout(STATS_SECONDS):
+                return await self.llm().stats()
+        except (RapidError, TimeoutError):
+            return None
+
+    @property
+    def newest_llm(self) -> "AsyncLLM | None":
+        """The engine, ready or not; None before there is one."""
+        return None if self._supervisor is None else self._supervisor.llm
 
     @property
     def num_restarts(self) -> int:

@@ -1,14 +1,15 @@
 """Why an op is served by the row that serves it: the same choice as ``dispatch``, told in full, for any known device."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rapid_llm.envs import environment
 from rapid_llm.kernels.device import DeviceInfo, is_this_machine
 from rapid_llm.kernels.dispatcher import catalog as catalogs
-from rapid_llm.kernels.dispatcher.dispatch import Choice, answer
+from rapid_llm.kernels.dispatcher.dispatch import Choice, answer, choose_by_size
 from rapid_llm.kernels.dispatcher.ranking import Question, Verdict, why_after, why_first
+from rapid_llm.kernels.dispatcher.served_kernel import OtherRow, ServedKernel
 from rapid_llm.kernels.ops.interfaces import ITEMSIZE, Contract, Phase, Sizes
 from rapid_llm.kernels.ops.tile_policy import TileChoice, choose_tiles, tiled_ops
 
@@ -42,13 +43,23 @@ class Explanation:
         """A JSON object with the attributes as keys."""
         return asdict(self)
 
+    @property
+    def because(self) -> str:
+        """Why the chosen row serves; empty where none may."""
+        return next((entry["why"] for entry in self.eligible if entry["name"] == self.chosen), "")
+
+    @property
+    def evidence_text(self) -> str:
+        """The evidence of the chosen row in a line; empty without one."""
+        return _evidence_text(self.evidence) if self.evidence else ""
+
     def to_text(self) -> str:
         """The same for a reader."""
         shape = " ".join(f"{name}={value}" for name, value in self.shape.items())
         lines = [f"{self.op}  ({self.device}, {self.dtype}, {shape})", f"  {self.contract['summary']}"]
         lines += _entry("chosen", [self.chosen or "none: no row may serve"])
-        lines += _entry("because", [entry["why"] for entry in self.eligible if entry["name"] == self.chosen])
-        lines += _entry("evidence", [_evidence_text(self.evidence)] if self.evidence else [])
+        lines += _entry("because", [self.because] if self.because else [])
+        lines += _entry("evidence", [self.evidence_text] if self.evidence else [])
         lines += _entry("tiles", [_tiles_text(self.tiles)] if self.tiles else [])
         width = max((len(entry["name"]) for entry in self.rejected), default=0)
         told = [(entry["name"] if not i else "", why) for entry in self.rejected for i, why in enumerate(entry["reasons"])]
@@ -96,21 +107,63 @@ def explain(
     contract = catalogs.catalog().contract(op)
     here = is_this_machine(device) if here is None else here
     dtype = dtype or default_dtype(contract, device)
-    question = Question(op, device, dtype, {**contract.defaults, **(sizes or {})}, phase, here)
+    return explain_question(Question(op, device, dtype, {**contract.defaults, **(sizes or {})}, phase, here))
+
+
+def explain_question(question: Question) -> Explanation:
+    """Explain one choice as it was asked for: of a size that is left out, tiles and cost are those of the contract's default."""
+    contract = catalogs.catalog().contract(question.op)
     choice = answer(question, environment().kernels)
-    chosen = choice.chosen
+    chosen, sizes = choice.chosen, {**contract.defaults, **question.sizes}
     return Explanation(
-        op=op,
-        device=device.name,
-        dtype=dtype,
-        shape=dict(question.sizes),
+        op=question.op,
+        device=question.device.name,
+        dtype=question.dtype,
+        shape=sizes,
         chosen=chosen.row.name if chosen else None,
         rejected=_rejected(choice),
         eligible=tuple({"name": verdict.row.name, "why": _why(verdict, choice)} for verdict in choice.ranking.eligible),
         evidence=_evidence(chosen) if chosen else None,
-        tiles=_tiles(chosen, question) if chosen else None,
-        contract=asdict(contract) | {"cost": asdict(contract.cost(question.sizes, ITEMSIZE[dtype]))},
+        tiles=_tiles(chosen, question, sizes) if chosen else None,
+        contract=asdict(contract) | {"cost": asdict(contract.cost(sizes, ITEMSIZE[question.dtype]))},
     )
+
+
+def served_kernels(questions: Iterable[Question]) -> list[ServedKernel]:
+    """What serves each question of a model's layers, and why."""
+    return [_served_kernel(question) for question in questions]
+
+
+def _served_kernel(question: Question) -> ServedKernel:
+    told = explain_question(question)
+    return ServedKernel(
+        op=told.op,
+        summary=told.contract["summary"],
+        dtype=told.dtype,
+        sizes=dict(question.sizes),
+        row=told.chosen or "",
+        because=told.because,
+        evidence=told.evidence_text,
+        tiles=_tiles_of_question(told, question),
+        by_size=_rows_by_size(question),
+        others=[OtherRow(entry["name"], list(entry["reasons"])) for entry in told.rejected],
+    )
+
+
+def _tiles_of_question(told: Explanation, question: Question) -> str:
+    if told.tiles is None:
+        return ""
+    if question.batch_invariant:
+        return "those of one fixed batch, whatever a step holds"
+    assumed = ", ".join(f"{name}={value}" for name, value in told.shape.items() if name not in question.sizes)
+    return f"{_tiles_text(told.tiles)}{assumed and f', at {assumed}'}"
+
+
+def _rows_by_size(question: Question) -> list[tuple[int, str]]:
+    if question.batch_invariant:
+        return []
+    pieces = choose_by_size(question.op, device=question.device, dtype=question.dtype, **question.sizes)
+    return [(most, row.name) for most, row in pieces] if len(pieces) > 1 else []
 
 
 def default_dtype(contract: Contract, device: DeviceInfo) -> str:
@@ -139,8 +192,8 @@ def _evidence(chosen: Verdict) -> dict[str, Any]:
     return {"state": evidence.state, "record": record, "source_hash": evidence.found_hash}
 
 
-def _tiles(chosen: Verdict, question: Question) -> dict[str, Any] | None:
+def _tiles(chosen: Verdict, question: Question, sizes: Sizes) -> dict[str, Any] | None:
     if "triton" not in chosen.row.requires.packages or question.op not in tiled_ops():
         return None
-    choice: TileChoice = choose_tiles(question.op, question.device, question.dtype, question.sizes, any_triton=not question.here)
+    choice: TileChoice = choose_tiles(question.op, question.device, question.dtype, sizes, any_triton=not question.here)
     return {**choice.tile.launch(), "source": choice.source}

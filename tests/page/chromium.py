@@ -93,6 +93,7 @@ class Page:
 
     def __init__(self, browser, session, context, *, width=1280, height=800, dark=False):
         self._browser, self._session, self._context = browser, session, context
+        self._forgiven = ()
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             self.do(f"{domain}.enable")
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -154,13 +155,29 @@ class Page:
         self.do("Input.dispatchKeyEvent", type="keyDown", **values, **text)
         self.do("Input.dispatchKeyEvent", type="keyUp", **values)
 
+    def answer_posts_with(self, text):
+        """Have the page hear this in place of what the server says to a request with a body."""
+        self.run(f"(() => {{ const real = fetch; window.fetch = (path, options) =>"
+                 f" options.body ? Promise.resolve(new Response({text!r})) : real(path, options); }})()")  # fmt: skip
+
+    def bodies(self):
+        """What it has sent, as JSON."""
+        self.run("0")
+        requests = [event["params"]["request"] for event in self._mine() if event["method"] == "Network.requestWillBeSent"]
+        return [json.loads(request["postData"]) for request in requests if "postData" in request]
+
+    def forgive(self, words):
+        """Complaints that hold these words are what a test is about."""
+        self._forgiven += (words,)
+
     def complaints(self):
         """Errors of scripts, of the console, and of requests that failed."""
         self.run("0")  # what came before this answer has been read
         told = {"Runtime.exceptionThrown": lambda _: True,
                 "Runtime.consoleAPICalled": lambda event: event["type"] in ("error", "warning", "assert"),
                 "Log.entryAdded": lambda event: event["entry"]["level"] in ("error", "warning")}  # fmt: skip
-        return [event["params"] for event in self._mine() if told.get(event["method"], lambda _: False)(event["params"])]
+        found = [event["params"] for event in self._mine() if told.get(event["method"], lambda _: False)(event["params"])]
+        return [each for each in found if not any(words in json.dumps(each) for words in self._forgiven)]
 
     def requested(self):
         """The URLs that it has asked for."""

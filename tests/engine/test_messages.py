@@ -35,6 +35,7 @@ from rapid_llm.engine.messages import (
 )
 from rapid_llm.engine.request import TokenOutput, TokenRules
 from rapid_llm.errors import CheckpointError, ConfigError, NoKernelError, ProtocolError, RequestError
+from rapid_llm.kernels.dispatcher.served_kernel import OtherRow, ServedKernel
 from rapid_llm.ledger import Phase
 from rapid_llm.step import SampledToken
 
@@ -58,6 +59,14 @@ TOKENS = st.builds(SampledToken, IDS, st.lists(IDS).map(tuple), st.lists(FLOATS)
 REASONS = st.sampled_from([None, "stop", "length", "abort", "error"])
 OUTPUTS = st.builds(TokenOutput, TEXT, st.none() | TOKENS, REASONS, st.none() | IDS)
 CONFIGS = st.builds(EngineConfig, model=st.none() | TEXT, max_model_len=st.none() | st.integers(1, 2**31), offline=st.booleans())
+KERNELS = st.builds(
+    ServedKernel,
+    *[TEXT] * 3,
+    st.dictionaries(TEXT, COUNTS, max_size=2),
+    *[TEXT] * 4,
+    st.lists(st.tuples(COUNTS, TEXT), max_size=2),
+    st.lists(st.builds(OtherRow, TEXT, st.lists(TEXT, max_size=2)), max_size=2),
+)
 MESSAGES = st.one_of(
     st.builds(Hello, TEXT),
     st.builds(Start, CONFIGS, TEXT),
@@ -71,11 +80,12 @@ MESSAGES = st.one_of(
         FLOATS,
         st.lists(st.builds(Phase, TEXT, FLOATS, FLOATS, TEXT), max_size=3),
         st.lists(TEXT, max_size=3),
+        st.lists(KERNELS, max_size=2),
     ),
     st.builds(Outputs, st.lists(OUTPUTS, max_size=4)),
     st.builds(Refused, TEXT, FAULTS, TEXT, TEXT),
     st.builds(Failed, FAULTS),
-    st.builds(Stats, *[COUNTS] * 5, FLOATS, st.lists(COUNTS, max_size=3), FLOATS, *[COUNTS] * 4),
+    st.builds(Stats, *[COUNTS] * 5, FLOATS, st.lists(COUNTS, max_size=3), FLOATS, *[COUNTS] * 5),
 )
 ANY = msgspec.msgpack.Decoder(FromClient | Start | FromEngine)
 

@@ -85,7 +85,7 @@ def test_each_request_gets_its_own_ids_and_the_pool_is_empty_afterwards():
         ready = await client.ready()
         assert ready.limits == LIMITS
         assert "weights" in [phase.name for phase in ready.phases]
-        assert reports == [Progress("weights", 0, 0), Progress("weights", 3, 4)]
+        assert reports == [Progress("weights", 0, 0), Progress("weights", 3, 4), Progress("explain kernels", 0, 0)]
         readers = [add(client, range(i, i + 5), 10 + i, seed=i)[1] for i in range(90)]
         await asyncio.gather(*(reader.end for reader in readers))
         for i, reader in enumerate(readers):
@@ -94,6 +94,7 @@ def test_each_request_gets_its_own_ids_and_the_pool_is_empty_afterwards():
         assert (stats.waiting, stats.running, stats.used_pages, stats.num_pages) == (0, 0, 0, LIMITS.num_pages)
         assert stats.num_steps > 0
         assert stats.step_seconds > 0
+        assert stats.generated_tokens == sum(range(10, 100))
         await client.close()
         assert client.error.exit_code == 0
 

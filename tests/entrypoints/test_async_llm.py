@@ -107,6 +107,14 @@ def test_the_ledger_holds_what_both_processes_did_until_the_first_output(llm, lo
     assert all(0 <= phase.start <= phase.end <= llm.ledger.first_token for phase in llm.ledger.phases)
 
 
+def test_once_ready_it_knows_what_serves_each_op_and_why(llm, loop):
+    loop(llm.ready())
+    served = {kernel.op: kernel for kernel in llm.kernels}
+    assert {"dense_gemm", "rms_norm", "flash_decoding", "sample", "update_kv_index"} <= set(served)
+    assert all(kernel.row and kernel.because and kernel.evidence and kernel.others for kernel in llm.kernels)
+    assert served["rms_norm"].sizes == {"d": 64}
+
+
 def test_a_slow_reader_gets_everything_in_fewer_pieces_and_holds_nobody_up(llm, expected, loop):
     async def scenario():
         slow = llm.generate("slow", GREEDY)

@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +12,12 @@ from rapid_llm.entrypoints import kernels_cli
 from rapid_llm.errors import ConfigError
 from rapid_llm.kernels import device as devices
 from rapid_llm.kernels.device import device_info, known_devices
+from rapid_llm.kernels.dispatcher import ranking
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.evidence import latency_key
-from rapid_llm.kernels.dispatcher.explain import explain
+from rapid_llm.kernels.dispatcher.explain import explain, served_kernels
+from rapid_llm.kernels.dispatcher.ranking import Question
+from rapid_llm.kernels.dispatcher.served_kernel import OtherRow
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Limit
 from tests.kernels.synthetic import CONTRACT
 
@@ -133,6 +137,49 @@ def test_a_triton_row_is_told_with_its_tiles_and_their_source(world, monkeypatch
     assert told.chosen == "triton.double"
     assert told.tiles == {"BLOCK_N": 64, "num_warps": 4, "num_stages": 1, "source": "heuristic:PRE_HOPPER"}
     assert "from heuristic:PRE_HOPPER" in told.to_text()
+
+
+def test_what_serves_is_told_as_the_layers_asked(world):
+    world.passed(world.row("native.double"))
+    world.row("small.double", limits={"num_tokens": Limit(high=64)})
+    world.row("torch.double", fallback=True)
+    [served] = served_kernels([Question("double", CPU, "float32", {"d": 4096})])
+
+    assert (served.op, served.row, served.dtype, served.sizes) == ("double", "native.double", "float32", {"d": 4096})
+    assert served.because == "no latency is measured here for this shape: by priority (0), then name"
+    assert served.evidence.startswith("verified here: ")
+    assert served.tiles == ""
+    assert served.by_size == []
+    assert OtherRow("torch.double", ["ranked after native.double: a fallback row comes last"]) in served.others
+    [small] = [other for other in served.others if other.name == "small.double"]
+    assert small.reasons[0] == "serves num_tokens 0..64, asked for any num_tokens"
+
+
+def test_rows_that_differ_by_the_number_of_tokens_are_told_by_it(world):
+    for name, latencies in (("few.double", {1: 1.0, 64: 9.0}), ("many.double", {1: 2.0, 64: 8.0})):
+        keys = {latency_key(CONTRACT, "float32", {"num_tokens": count, "d": 4096}): us for count, us in latencies.items()}
+        world.passed(world.row(name), latencies_us=keys)
+    question = Question("double", CPU, "float32", {"d": 4096})
+
+    [served], [invariant] = served_kernels([question]), served_kernels([replace(question, batch_invariant=True)])
+
+    assert served.by_size == [(8, "few.double"), (1 << 20, "many.double")]
+    assert invariant.by_size == []
+
+
+def test_tiles_are_told_with_the_size_that_they_are_of(world, monkeypatch):
+    monkeypatch.setattr("rapid_llm.kernels.dispatcher.explain.tiled_ops", lambda: ("double",))
+    monkeypatch.setattr("rapid_llm.kernels.ops.tile_policy._HEURISTICS", {"double": TILES})
+    monkeypatch.setattr("rapid_llm.kernels.ops.tile_policy._STORED_BY", {"double": ("num_tokens", "d")})
+    world.passed(world.row("triton.double", requires=CapabilityRequirement(packages=("triton",), min_sm=80)), device="h200")
+    monkeypatch.setattr(ranking, "is_installed", lambda _: True)
+    monkeypatch.setattr(ranking, "triton_minor", lambda: "3.9")
+    question = Question("double", device_info("l40s"), "bfloat16", {"d": 64})
+
+    [served], [invariant] = served_kernels([question]), served_kernels([replace(question, batch_invariant=True)])
+
+    assert served.tiles == "BLOCK_N=64 num_warps=4 num_stages=1  from heuristic:PRE_HOPPER, at num_tokens=1"
+    assert invariant.tiles == "those of one fixed batch, whatever a step holds"
 
 
 def _double_tile(room, sizes):

@@ -16,8 +16,8 @@ WAIT_S = 20
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATH = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = (
-    "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", "--force-color-profile=srgb",
+    "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", "--force-color-profile=srgb",
 )  # fmt: skip
 
 

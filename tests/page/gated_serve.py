@@ -1,4 +1,4 @@
-"""``rapid-llm serve`` over an engine whose start waits for somebody to open the pipe $GATE: ``python -m ... gated_serve MODEL``."""
+"""``rapid-llm serve`` over an engine whose start waits until the pipe $GATE is opened: ``python -m ... gated_serve MODEL``."""
 
 import sys
 

@@ -105,6 +105,7 @@ def test_behind_a_key_the_page_asks_for_it_and_sends_it_with_every_call(open_pag
     page.forgive("status of 401")
     page.wait_for("document.querySelector('#key-form').hidden === false")
     assert page.run("document.activeElement.id") == "key"
+    assert ("textbox", "API key") in [(role, name) for role, name, _ in page.accessible()]
     assert page.text("#kernels") == ""
 
     page.type("wrong")

@@ -1,5 +1,6 @@
 # make setup | demo | test | check | fmt: nothing else to learn. Each does the set-up it needs.
 # For kernels: make test-gpu | measure-gpu | compile-matrix. For the engine: make soak, 20,000 requests of every kind.
+# For the server's page: make test-page, in a headless Chromium.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,12 +17,13 @@ NEW := PYTHONPATH=$(CURDIR)/.cache/triton-$(NEW_TRITON)
 NVRTC := 13.0.88
 NVRTC_PATH := $(CURDIR)/.cache/nvrtc-$(NVRTC)
 COMPILE := TRITON_CACHE_DIR=$(CURDIR)/.cache/triton-cache $(PYTEST) tests/compile
+CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable)
 GPU := $(shell nvidia-smi >/dev/null 2>&1 && echo yes)
 COMPILERS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW_TRITON)/.setup .cache/nvrtc-$(NVRTC)/.setup)
 # Sweeps are shared out among the devices of `make test`; compile-matrix gives each device all of them.
 DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 
-.PHONY: setup demo test soak test-gpu measure-gpu compile-matrix check fmt bench clean
+.PHONY: setup demo test test-page soak test-gpu measure-gpu compile-matrix check fmt bench clean
 
 setup: $(VENV)/.setup
 demo: setup
@@ -36,6 +38,10 @@ else
 	$(NEW):$(NVRTC_PATH) $(COMPILE) --every 3 --devices a100,rtx3090,rtx5090
 	$(OLD) $(COMPILE) --every 2 --devices h200
 endif
+	@test -n "$(CHROMIUM)" || echo "Chromium was not found, so the server's page was not tested in a browser: apt-get install chromium"
+test-page: $(VENV)/.setup-dev
+	@test -n "$(CHROMIUM)" || { echo "Chromium was not found: apt-get install chromium" >&2; exit 2; }
+	$(PYTEST) -n 0 tests/page
 soak: $(VENV)/.setup-dev
 	$(BIN)/python -m tests.soak
 test-gpu: $(VENV)/.setup-dev

@@ -12,12 +12,13 @@ import subprocess
 import time
 from itertools import count
 
-WAIT_S = 20
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+WAIT_S = 30
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATH = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = (
     "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", "--force-color-profile=srgb",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--disable-gpu",
+    "--hide-scrollbars", "--force-color-profile=srgb",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ export function showLoad(view) {
   showHistory(per("generated_tokens"));
   write({
     rate: load && count(per("generated_tokens"), 1),
-    "prompt-rate": load && `${count(Math.max(0, per("admitted_tokens") - per("cached_tokens")))} of prompts`,
+    "prompt-rate": load && `${count(Math.max(0, per("admitted_tokens") - per("cached_tokens")))} prompt tokens/s`,
     running: load && count(load.running),
     "most-running": load && `of ${count(limits.max_num_seqs)}`,
     waiting: load && count(load.waiting),

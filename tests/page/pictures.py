@@ -7,7 +7,7 @@ from tests.entrypoints.server.serve import ROOT, Server
 from tests.page.chromium import Browser
 
 QUESTIONS = ("What is the capital of France? Answer in one sentence.", "Describe a walk through it on a morning in spring.")
-LONG_ENOUGH = 400  # letters of the second answer, at which the picture is taken
+LONG_ENOUGH = 300  # letters of the second answer, at which the picture is taken
 LOOKS = {
     "light": {"width": 1280, "height": 860},
     "dark": {"width": 1280, "height": 860, "dark": True},
@@ -22,13 +22,14 @@ def ask(page):
         wait_for(page, "!document.querySelector('#send').disabled")
         page.type(question, into="#prompt")
         page.press("Enter")
-    wait_for(page, f"document.querySelector('.turn:last-child > .said').innerText.length > {LONG_ENOUGH}")
+    text = "document.querySelector('.turn:last-child > .said').innerText"
+    wait_for(page, f"{text}.length > {LONG_ENOUGH} || document.querySelectorAll('.counts').length === {len(QUESTIONS)}")
 
 
 def wait_for(page, condition):
     """As long as it takes: a real model on a slow machine."""
     while not page.run(condition):
-        page.run("new Promise((resolve) => requestAnimationFrame(() => resolve()))")
+        page.run("new Promise((resolve) => setTimeout(resolve, 100))")
 
 
 def arrange(page, look):
@@ -46,6 +47,7 @@ def main():
         browser = Browser(tempfile.mkdtemp())
         for look, values in LOOKS.items():
             page = browser.page(**values).open(server.url)
+            wait_for(page, "document.querySelector('#kernels details') !== null")
             arrange(page, look)
             ask(page)
             (ROOT / "docs" / f"page-{look}.png").write_bytes(base64.b64decode(page.picture()))

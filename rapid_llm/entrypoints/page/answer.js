@@ -15,8 +15,9 @@ export class Answer {
     this.#scroll(true);
   }
 
+  /** What has been shown of it: all of it once it has ended. */
   get text() {
-    return this.said.textContent + this.#pending.filter(([place]) => place === this.said).map(([, text]) => text).join("");
+    return this.said.textContent;
   }
 
   addText(text) {

@@ -119,7 +119,10 @@ export class Chat {
     answer.end();
     if (error instanceof Refusal) answer.fail(error.message);
     else if (error instanceof TypeError) answer.fail(`The connection has broken off: ${error.message}.`);
-    else throw error; // a mistake of this page, which belongs into the console
+    else {
+      answer.fail(`This page has failed: ${error.message}`);
+      throw error; // its trace belongs into the console
+    }
   }
 
   #showButtons() {

@@ -21,7 +21,7 @@ def test_an_answer_appears_with_its_counts_and_the_next_question_carries_it(page
 
     counts = until_counted(page)
 
-    assert page.text(SAID) == "A ∞ <b>bold</b> answer.", "markup of a model stays text"
+    assert page.text(SAID) == "A ∞ <b>bold</b> answer."
     assert "25 out" in counts
     assert "tokens/s" in counts
     assert page.text("#announcer") == "A ∞ <b>bold</b> answer. The answer is complete."
@@ -146,13 +146,13 @@ def test_the_keyboard_is_enough(page):
 
 def test_an_error_within_a_stream_ends_the_answer_with_its_words(page):
     event = '{"error": {"message": "the engine has ended; send the request again."}}'
-    chunk = '{"choices": [{"delta": {"content": "Half"}}]}'
+    chunk = '{"choices": [{"delta": {"content": "Half <b>of</b> it"}}]}'
     page.answer_posts_with(f"data: {chunk}\n\ndata: {event}\n\ndata: [DONE]\n\n")
 
     ask(page, "hello")
 
     assert page.wait_for(f"document.querySelector('{LAST} .error')?.innerText").startswith("the engine has ended")
-    assert page.text(SAID) == "Half"
+    assert page.text(SAID) == "Half <b>of</b> it", "what a model says is never markup"
 
 
 def test_a_stream_that_breaks_off_is_not_taken_for_an_answer(page):

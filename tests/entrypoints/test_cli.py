@@ -307,6 +307,8 @@ def test_debug_shows_the_traceback(capsys, place):
         ["doctor"],
         ["serve", "--help"],
         ["serve", "--show-config"],
+        ["bench", "serve", "--help"],
+        ["completion", "bash"],
     ],
     ids=" ".join,
 )

@@ -83,7 +83,7 @@ class AsyncLLM:
 
         Raises: CheckpointError when there is no such model.
         """
-        path = await asyncio.to_thread(locate, self.config, self.ledger, self._on_download)
+        path = await asyncio.to_thread(locate, self.config, self.ledger, self._note_download)
         client = EngineClient(_COMMAND, Start(self.config, str(path)), self._note)
         with self.ledger.phase("start engine process"):
             await client.start()
@@ -226,6 +226,11 @@ class AsyncLLM:
         if self._engine is None:
             raise RequestError("the engine has not been started", change="use `async with`, or await start() first")
         return self._engine[0]
+
+    def _note_download(self, done: int, total: int, seconds: float) -> None:
+        self.progress = Progress("download", done, total)
+        if self._on_download is not None:
+            self._on_download(done, total, seconds)
 
     def _note(self, progress: Progress) -> None:
         self.progress = progress

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rapid_llm.entrypoints.start_progress import CLEAR_LINE
 from rapid_llm.envs import environment
 from rapid_llm.errors import ConfigError
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from rapid_llm.entrypoints.bench.settings import Load
 
 _FAILED = 1
-_CLEAR_LINE = "\r\033[K"
 _FLAGS = (
     *("url", "model", "endpoint", "prompts", "ids_below", "requests", "concurrency", "rate", "input_len", "output_len", "warmup"),
     *("temperature", "ignore_eos", "body", "seed", "timeout", "max_seconds", "goodput"),
@@ -90,7 +90,7 @@ def run_bench_serve(options: argparse.Namespace) -> int:
 
     done = uvloop.run(run(load, options.api_key or environment().api_key, _note if sys.stderr.isatty() else _say_nothing))
     if sys.stderr.isatty():
-        sys.stderr.write(_CLEAR_LINE)
+        sys.stderr.write(CLEAR_LINE)
     result = summary(done)
     print(to_text(done, result))
     if options.json_file is not None:
@@ -131,7 +131,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _note(done: int, failed: int, num_open: int) -> None:
-    sys.stderr.write(f"{_CLEAR_LINE}{done:,} done, {failed:,} of them failed, {num_open:,} open")
+    sys.stderr.write(f"{CLEAR_LINE}{done:,} done, {failed:,} of them failed, {num_open:,} open")
     sys.stderr.flush()
 
 

@@ -43,6 +43,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     limits.add_argument("--drain-seconds", type=float, help="how long SIGTERM waits for open answers (default: 60)")
     limits.add_argument("--max-restarts", type=int, help="restarts of a dead engine within ten minutes (default: 5)")
     limits.add_argument("--log-requests", action=argparse.BooleanOptionalAction, help="a log line a request (default: on)")
+    server.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction,
+        help="show how far a start is: a bar on a terminal, elsewhere a log line every few seconds of it (default: on)",
+    )  # fmt: skip
     add_engine_flags(parser)
     parser.add_argument("--show-config", action="store_true", help="print every setting and where it came from, and end")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -13,6 +13,7 @@ from rapid_llm.entrypoints.protocol.models import Readiness
 from rapid_llm.entrypoints.server.metrics import Metrics
 from rapid_llm.entrypoints.server.refusals import RefusalError
 from rapid_llm.entrypoints.server.settings import ServerConfig
+from rapid_llm.entrypoints.start_progress import StartProgress, amount
 from rapid_llm.errors import RapidError
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Serving:
 
     def _not_ready(self) -> RefusalError:
         now = self.readiness()
-        phase = f"{now.phase}, {now.done / 1e6:.0f} of {now.total / 1e6:.0f} MB" if now.total else now.phase
+        phase = f"{now.phase}, {amount(now.phase, now.done, now.total)}" if now.total else now.phase
         got = f"{now.status}: {phase}" if phase else now.status
         problem, code, change = "the engine is not ready", f"engine_{now.status}", "send it again later; GET /ready tells when"
         return RefusalError(503, problem, code=code, retry_after=_RETRY_SECONDS, got=got, change=change)
@@ -135,7 +136,14 @@ class Serving:
     def _make(self) -> "AsyncLLM":
         from rapid_llm.entrypoints.async_llm import AsyncLLM
 
-        return AsyncLLM(**vars(self.engine))
+        if not self.config.progress:
+            return AsyncLLM(**vars(self.engine))
+        shown = StartProgress(logger.info)
+        return AsyncLLM(
+            **vars(self.engine),
+            progress=lambda news: shown.note(news.phase, news.done, news.total),
+            download_progress=lambda *so_far: shown.note("download", *so_far),
+        )
 
     async def _supervise(self, llm: "AsyncLLM") -> None:
         from rapid_llm.entrypoints.supervisor import Supervisor

@@ -25,6 +25,7 @@ class ServerConfig:
         max_restarts: times that an engine which has died is started again within ten minutes, before the server gives up.
         tool_format: in which format the model calls tools: one of TOOL_FORMATS; None tells it from the chat template.
         log_requests: a line on standard error for each request.
+        progress: shows how far a start is, on standard error: a bar on a terminal, else a log line every few seconds.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +39,7 @@ class ServerConfig:
     max_restarts: int = 5
     tool_format: str | None = None
     log_requests: bool = True
+    progress: bool = True
 
     def __post_init__(self) -> None:
         name = self.served_model_name
@@ -52,7 +54,8 @@ class ServerConfig:
         seconds = self.drain_seconds
         is_time = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < 1e9
         _check("drain_seconds", seconds, is_time, "seconds >= 0")
-        _check("log_requests", self.log_requests, isinstance(self.log_requests, bool), "True or False")
+        for name in ("log_requests", "progress"):
+            _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
         for name in ("api_key", "cors_origins"):
             values = _texts(getattr(self, name))
             _check(name, "***" if name == "api_key" else getattr(self, name), values is not None, "a string or a list of them")

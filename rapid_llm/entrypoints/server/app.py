@@ -62,7 +62,7 @@ def build_app(engine: EngineConfig, config: ServerConfig, on_end: Callable[[Rapi
         lifespan=lifespan,
     )
     app.state.serving = serving
-    return Edge(app, config.api_keys, log_requests=config.log_requests, tracing=tracing)
+    return Edge(app, serving.metrics.answered, config.api_keys, log_requests=config.log_requests, tracing=tracing)
 
 
 def _cors(config: ServerConfig) -> list[Middleware]:

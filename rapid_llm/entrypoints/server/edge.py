@@ -4,6 +4,7 @@ import hmac
 import logging
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -28,13 +29,22 @@ class Edge:
 
     Args:
         app: the app that answers.
+        note: called with the status of each answer; 0 where its client left before there was one.
         api_keys: one of which a request must bring; empty asks for none.
         log_requests: write a line for each.
         tracing: follows each, but for probes; None follows none.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], *, log_requests: bool, tracing: "Tracing | None" = None) -> None:
-        self._app, self._log_requests, self._tracing = app, log_requests, tracing
+    def __init__(
+        self,
+        app: ASGIApp,
+        note: Callable[[int], None],
+        api_keys: tuple[str, ...],
+        *,
+        log_requests: bool,
+        tracing: "Tracing | None" = None,
+    ) -> None:
+        self._app, self._note, self._log_requests, self._tracing = app, note, log_requests, tracing
         self._keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +70,7 @@ class Edge:
             app = self._app if self._may_pass(scope, headers) else refuse(_unknown_key(headers))
             await app(scope, receive, send_with_id)
         finally:
+            self._note(status)
             if trace is not None:
                 trace.end(status)
             if self._log_requests and not is_probe:

@@ -28,6 +28,8 @@ class Metrics:
         registry.register(self._engine)
         ends = "Requests that have ended, by how: stop, length, error, or abort when the client had left"
         self.requests = Counter("rapid_llm_requests", ends, ["finish_reason"], registry=registry)
+        answers = "Answers to requests of HTTP, refusals and probes among them; 0 where the client left before there was one"
+        self.http_answers = Counter("rapid_llm_http_answers", answers, ["status"], registry=registry)
         self.prompt_tokens = Counter("rapid_llm_prompt_tokens", "Tokens of prompts", registry=registry)
         self.generated_tokens = Counter("rapid_llm_generated_tokens", "Tokens of answers", registry=registry)
         self.ttft = _seconds("time_to_first_token", "From a request to its first token", _SECONDS, registry)
@@ -45,6 +47,10 @@ class Metrics:
             scope.setdefault("log", {}).update(record.for_log())
             # Counted by the loop itself: whatever goes wrong in there, no client's stream ends with it.
             asyncio.get_running_loop().call_soon(self._count, record)
+
+    def answered(self, status: int) -> None:
+        """Count an answer of HTTP."""
+        self.http_answers.labels(str(status)).inc()
 
     def to_text(self, stats: Stats | None, num_restarts: int) -> bytes:
         """The page, in Prometheus's text format; of an engine that is not ready only that."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rapid_llm.entrypoints.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
+_engine_logger = logging.getLogger("rapid_llm.engine")
 EMBEDDED = "SmolLM2-135M-Instruct"
 STUCK_SECONDS = 120.0
 """A step that takes longer hangs."""
@@ -136,13 +137,12 @@ class Serving:
     def _make(self) -> "AsyncLLM":
         from rapid_llm.entrypoints.async_llm import AsyncLLM
 
-        if not self.config.progress:
-            return AsyncLLM(**vars(self.engine))
-        shown = StartProgress(logger.info)
+        show = StartProgress(logger.info).note if self.config.progress else _show_nothing
         return AsyncLLM(
             **vars(self.engine),
-            progress=lambda news: shown.note(news.phase, news.done, news.total),
-            download_progress=lambda *so_far: shown.note("download", *so_far),
+            progress=lambda news: show(news.phase, news.done, news.total),
+            download_progress=lambda *so_far: show("download", *so_far),
+            on_line=_engine_logger.warning,  # what is worth a line there is worth a warning
         )
 
     async def _supervise(self, llm: "AsyncLLM") -> None:
@@ -150,3 +150,7 @@ class Serving:
 
         self._supervisor = Supervisor(llm, self.config.max_restarts)
         await self._supervisor.run()
+
+
+def _show_nothing(phase: str, done: int, total: int, seconds: float | None = None) -> None:
+    """Nobody wants to see it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from contextlib import asynccontextmanager
 

@@ -89,6 +89,7 @@ TORCH_FREE = [
     "rapid_llm.entrypoints.supervisor",
     "rapid_llm.entrypoints.server",
     "rapid_llm.entrypoints.protocol",
+    "rapid_llm.entrypoints.bench",
     "rapid_llm.entrypoints.cli",
     "rapid_llm.entrypoints.tools",
 ]

@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.http_streams import stream as http_stream
 from benchmarks.engine.random_checkpoint import write_checkpoint
-from benchmarks.engine.traffic import Timed, parser_for, percentiles, report, stream
+from benchmarks.engine.traffic import parser_for, percentiles, report, stream
 from rapid_llm import AsyncLLM
+from rapid_llm.entrypoints.bench.client import Client
+from rapid_llm.entrypoints.bench.streamed import Streamed
 
 PROMPT_IDS = 64
 SETTINGS = {"max_num_seqs": 256}
@@ -40,20 +41,23 @@ async def in_process(model: str | None, options: argparse.Namespace) -> float:
         return options.streams * options.new / (time.perf_counter() - began)
 
 
-async def over_http(port: int, options: argparse.Namespace) -> tuple[float, list[Timed]]:
-    """Tokens a second of the server, and when the pieces came. SystemExit where an id was lost."""
-    ask = {"temperature": 0, "ignore_eos": True}
-    await asyncio.gather(
-        *(http_stream("127.0.0.1", port, {**ask, "prompt": ids(i, options.ids), "max_tokens": 8}) for i in range(8))
-    )
+async def over_http(port: int, options: argparse.Namespace) -> tuple[float, list[Streamed]]:
+    """Tokens a second of the server, and its streams. SystemExit where an id was lost."""
+    client = Client(f"http://127.0.0.1:{port}/v1")
+
+    async def ask(number: int, new: int) -> Streamed:
+        given = {"temperature": 0, "ignore_eos": True, "prompt": ids(number, options.ids), "max_tokens": new}
+        return await client.stream("/completions", given)
+
+    await asyncio.gather(*(ask(i, 8) for i in range(8)))
     began = time.perf_counter()
-    asks = ({**ask, "prompt": ids(i, options.ids), "max_tokens": options.new} for i in range(options.streams))
-    results = await asyncio.gather(*(http_stream("127.0.0.1", port, each) for each in asks))
+    results = await asyncio.gather(*(ask(i, options.new) for i in range(options.streams)))
     seconds = time.perf_counter() - began
-    lost = [each for each in results if not each.ended or each.usage.get("completion_tokens") != options.new]
+    client.close()
+    lost = [each for each in results if each.error or each.completion_tokens != options.new]
     if lost:
         raise SystemExit(f"{len(lost)} of {len(results)} streams are not whole, so no time is shown: {lost[0]}")
-    return options.streams * options.new / seconds, [each.timed for each in results]
+    return options.streams * options.new / seconds, results
 
 
 def start(model: str | None) -> tuple[subprocess.Popen[str], int]:
@@ -89,7 +93,7 @@ def measure(model: str | None, options: argparse.Namespace) -> dict[str, Any]:
     process, port = start(model)
     try:
         before = resident_mb(process)
-        through, timed = asyncio.run(over_http(port, options))
+        through, streams = asyncio.run(over_http(port, options))
         after = resident_mb(process)
     finally:
         process.terminate()
@@ -100,8 +104,8 @@ def measure(model: str | None, options: argparse.Namespace) -> dict[str, Any]:
         "tokens/s in process": alone,
         "tokens/s over HTTP": through,
         "share": through / alone,
-        "ttft over HTTP, ms": percentiles([each.ttft for each in timed]),
-        "pieces a stream": sum(len(each.arrivals) for each in timed) / len(timed),
+        "ttft over HTTP, ms": percentiles([each.ttft for each in streams]),
+        "pieces a stream": sum(len(each.arrivals) for each in streams) / len(streams),
         "server before and after, MB": [round(before), round(after)],
         "server's exit status": process.returncode,
     }

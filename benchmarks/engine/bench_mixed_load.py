@@ -11,7 +11,8 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.engine.traffic import Timed, parser_for, percentiles, prompt, report, running, stream
+from benchmarks.engine.traffic import parser_for, percentiles, prompt, report, running, stream
+from rapid_llm.entrypoints.bench.streamed import Streamed
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -29,19 +30,18 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "prompt": options.prompt,
         "streams": options.streams,
         "quiet gaps, ms": percentiles(_gaps(streams, 0.0, among.asked)),
-        "gaps beside the prompt, ms": percentiles(_gaps(streams, among.asked, among.arrivals[0][0])),
+        "gaps beside the prompt, ms": percentiles(_gaps(streams, among.asked, among.arrivals[0])),
         "ttft alone, ms": 1e3 * alone.ttft,
         "ttft among them, ms": 1e3 * among.ttft,
         "of alone": among.ttft / alone.ttft,
     }
 
 
-def _gaps(streams: list[Timed], start: float, end: float) -> list[float]:
+def _gaps(streams: list[Streamed], start: float, end: float) -> list[float]:
     """Gaps between outputs that ended between two times."""
     found = []
-    for timed in streams:
-        times = [at for at, _ in timed.arrivals]
-        found += [later - sooner for sooner, later in pairwise(times) if start < later <= end]
+    for each in streams:
+        found += [later - sooner for sooner, later in pairwise(each.arrivals) if start < later <= end]
     if not found:
         raise SystemExit("no stream put out anything in that time: ask for more new ids, or a longer quiet time")
     return found

@@ -12,16 +12,16 @@ import random
 import time
 from typing import Any
 
-from benchmarks.engine.traffic import Timed, parser_for, percentiles, prompt, report, running, stream
+from benchmarks.engine.traffic import parser_for, percentiles, prompt, report, running, stream
+from rapid_llm.entrypoints.bench.arrivals import poisson
+from rapid_llm.entrypoints.bench.streamed import Streamed
 
 
-async def arrive(llm: Any, rate: float, requests: int) -> tuple[list[Timed], float]:
+async def arrive(llm: Any, rate: float, requests: int) -> tuple[list[Streamed], float]:
     """Send all, each when its time comes; the streams, and the seconds that all of them took."""
     draw, tasks, started = random.Random(0), [], time.perf_counter()
-    due = started
-    for number in range(requests):
-        due += draw.expovariate(rate)
-        await asyncio.sleep(max(due - time.perf_counter(), 0))
+    for number, after in enumerate(poisson(rate, requests, seed=0)):
+        await asyncio.sleep(max(started + after - time.perf_counter(), 0))
         ids, new = prompt(draw.randint(64, 512), number), draw.randint(16, 128)
         tasks.append(asyncio.create_task(stream(llm, ids, new)))
     return list(await asyncio.gather(*tasks)), time.perf_counter() - started
@@ -32,14 +32,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     async with running(options, max_num_seqs=256) as llm:
         await arrive(llm, options.rate, 8)
         streams, seconds = await arrive(llm, options.rate, options.requests)
-    ids = sum(count for timed in streams for _, count in timed.arrivals)
+    ids = sum(each.tokens for each in streams)
     return {
         "model": options.model or "embedded",
         "requests/s": options.rate,
         "tokens/s": ids / seconds,
-        "ttft, ms": percentiles([timed.ttft for timed in streams]),
-        "tpot, ms": percentiles([timed.tpot for timed in streams]),
-        "gaps, ms": percentiles([gap for timed in streams for gap in timed.gaps]),
+        "ttft, ms": percentiles([each.ttft for each in streams]),
+        "tpot, ms": percentiles([each.tpot for each in streams]),
+        "gaps, ms": percentiles([gap for each in streams for gap in each.gaps]),
     }
 
 

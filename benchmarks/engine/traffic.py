@@ -6,45 +6,17 @@ import random
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.random_checkpoint import CONFIGS, write_checkpoint
 from benchmarks.record import write
 from rapid_llm import AsyncLLM, SamplingParams
+from rapid_llm.entrypoints.bench.streamed import Streamed
+from rapid_llm.entrypoints.bench.summary import percentile
 
 VOCABULARY = 40_000
 """Ids below this are in every model here."""
-
-
-@dataclass
-class Timed:
-    """One stream.
-
-    Attributes:
-        asked: when its request was sent, in seconds of time.perf_counter.
-        arrivals: when each output came, and how many ids it brought.
-    """
-
-    asked: float
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
-
-    @property
-    def ttft(self) -> float:
-        """Seconds to the first id."""
-        return self.arrivals[0][0] - self.asked
-
-    @property
-    def tpot(self) -> float:
-        """Seconds an id after the first."""
-        return (self.arrivals[-1][0] - self.arrivals[0][0]) / max(sum(count for _, count in self.arrivals) - 1, 1)
-
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds between one output and the next."""
-        return [later - sooner for (sooner, _), (later, _) in pairwise(self.arrivals)]
 
 
 def parser_for(description: str | None) -> argparse.ArgumentParser:
@@ -78,21 +50,21 @@ def prompt(length: int, seed: int) -> list[int]:
     return [draw.randrange(VOCABULARY) for _ in range(length)]
 
 
-async def stream(llm: AsyncLLM, ids: Sequence[int], new: int) -> Timed:
+async def stream(llm: AsyncLLM, ids: Sequence[int], new: int) -> Streamed:
     """Send a request and time what comes, greedy and to its last id."""
-    timed, seen = Timed(time.perf_counter()), 0
+    streamed = Streamed(time.perf_counter(), completion_tokens=0)
     async for output in llm.generate(ids, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)):
         count = len(output.outputs[0].token_ids)
-        if count > seen:
-            timed.arrivals.append((time.perf_counter(), count - seen))
-            seen = count
-    if seen != new:
-        raise SystemExit(f"{new} ids were asked for and {seen} came, so no time is shown")
-    return timed
+        if count > streamed.tokens:
+            streamed.arrivals.append(time.perf_counter())
+            streamed.completion_tokens = count
+    if streamed.tokens != new:
+        raise SystemExit(f"{new} ids were asked for and {streamed.tokens} came, so no time is shown")
+    return streamed
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Milliseconds: the 50th, 90th and 99th of a hundred, and the largest."""
-    ordered = sorted(values)
+def percentiles(seconds: Sequence[float | None]) -> dict[str, float]:
+    """Milliseconds: the 50th, 90th and 99th of a hundred, and the largest. What has no such time (None) is left out."""
+    ordered = sorted(value for value in seconds if value is not None)
     ranks = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "largest": 1.0}
-    return {name: 1e3 * ordered[min(int(rank * len(ordered)), len(ordered) - 1)] for name, rank in ranks.items()}
+    return {name: 1e3 * percentile(ordered, rank) for name, rank in ranks.items()}

@@ -40,6 +40,8 @@ from rapid_llm.engine.request import TokenOutput, TokenRules
 from rapid_llm.errors import ConfigError, EngineDiedError, ProtocolError, RapidError
 
 _LAST_LINES = 20
+_TAIL_BYTES = 2**14
+"""Of what the process wrote that is kept, and the longest line that is waited for."""
 _GRACE_S = 1.0
 """How long the socket's end and the process's may lie apart, in seconds, before the process is killed."""
 _CLOSING_GRACE_S = 10.0
@@ -65,14 +67,22 @@ class EngineClient:
         command: the program, to which the number of the socket's descriptor is added.
         start: the engine to build.
         on_progress: called with each Progress.
+        on_line: called with each line that the process writes; by default it goes to this process's standard error.
 
     Attributes:
         process_id: of the process; there is none before ``start``.
         error: why the process has ended; None while it lives.
     """
 
-    def __init__(self, command: Sequence[str], start: Start, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        start: Start,
+        on_progress: Callable[[Progress], None],
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
         self._command, self._start, self._on_progress = command, start, on_progress
+        self._on_line = on_line or _to_stderr
         self.error: RapidError | None = None
         self.process_id = 0
         self._listeners: dict[str, Listener] = {}
@@ -260,9 +270,22 @@ class EngineClient:
 
     async def _read_stderr(self, stream: asyncio.StreamReader) -> None:
         """Pass on what the process says, and keep the end of it."""
-        while data := await stream.read(4096):
-            self._tail = (self._tail + data)[-(2**14) :]
-            sys.stderr.write(data.decode("utf-8", "replace"))
+        rest = b""
+        try:
+            while data := await stream.read(4096):
+                self._tail = (self._tail + data)[-_TAIL_BYTES:]
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > _TAIL_BYTES:
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    self._on_line(line.decode("utf-8", "replace"))
+        finally:
+            if rest:
+                self._on_line(rest.decode("utf-8", "replace"))
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _seen(answer: "asyncio.Future[Any]") -> None:

@@ -197,7 +197,13 @@ class Engine:
             self._drop(request)
         failure = min(token.token_id, 0)
         return TokenOutput(
-            request.id, kept, request.finish_reason, stop_id, num_cached_tokens=request.num_cached_tokens, failure=failure
+            request.id,
+            kept,
+            request.finish_reason,
+            stop_id,
+            num_cached_tokens=request.num_cached_tokens,
+            queue_seconds=request.queue_seconds,
+            failure=failure,
         )
 
     def _drop(self, request: Request) -> None:

@@ -72,6 +72,7 @@ class RequestOutput:
             None unless asked for.
         num_cached_tokens: prompt tokens that the prefix cache spared the model, in the first of several answers: the others share
             what that one has computed.
+        queue_seconds: from the request's coming until it first ran (the first of several answers); 0 before.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class RequestOutput:
     error: str | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    queue_seconds: float = field(default=0.0, compare=False)
 
 
 class OutputReader:

@@ -1,5 +1,6 @@
 """A request as the token half of the engine sees it: ids, pages and counters. It knows no text."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,6 +60,8 @@ class Request:
         prefix: its leading pages that the prefix cache knows.
         num_cached_tokens: prompt tokens whose K and V it took from the prefix cache when it first ran.
         num_preemptions: times it lost its pages and was computed anew.
+        made: when it came, in seconds of the monotonic clock.
+        queue_seconds: from there until it first ran; 0 before.
         mask: ids that may come next, as in Chunk; None while that is not known yet, empty without a grammar.
         finish_reason: None while it is alive.
     """
@@ -76,6 +79,8 @@ class Request:
     prefix: Prefix = field(default_factory=Prefix)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    made: float = field(default_factory=time.monotonic)
+    queue_seconds: float = 0.0
     mask: bytes | None = None
     finish_reason: FinishReason | None = None
 
@@ -116,7 +121,7 @@ class TokenOutput:
         stop_id: the id of ``stop_ids`` that ended it, if one did.
         prompt: tokens of the prompt, in their order, whose log-probs have come.
         failure: with finish_reason "error": NO_NUMBER, ALL_BANNED or NO_WAY_ON of step.py.
-        num_cached_tokens: as in Request.
+        num_cached_tokens, queue_seconds: as in Request.
     """
 
     request_id: str
@@ -126,3 +131,4 @@ class TokenOutput:
     prompt: tuple[SampledToken, ...] = ()
     failure: int = 0
     num_cached_tokens: int = 0
+    queue_seconds: float = field(default=0.0, compare=False)

@@ -9,6 +9,7 @@ recompute); noise hangs on (seed, position) alone, so its text stays the same.
 """
 
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -178,6 +179,7 @@ class Scheduler:
         if not self.pages.start(request, reserve):
             self._head_waits = True
             return False
+        request.queue_seconds = request.queue_seconds or time.monotonic() - request.made
         request.slot = self._free_slots.pop()
         self.running.append(request)
         step.plan.slots.append(_setup(request, request.slot))

@@ -60,6 +60,7 @@ class TextRequest:
         """Add what a step brought; True when a stop string ended the answer, so that the token half must be told."""
         if self.answer.index == 0:  # what the others find in the cache is what the first has computed
             self.output.num_cached_tokens = update.num_cached_tokens
+            self.output.queue_seconds = update.queue_seconds or self.output.queue_seconds
         for token in update.prompt:
             self._add_prompt_token(token)
         if update.token is not None:

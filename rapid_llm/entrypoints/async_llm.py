@@ -37,6 +37,7 @@ class AsyncLLM:
             (device="cuda:1").
         progress: called from the event loop when a start-up phase begins and as bytes of it are done.
         download_progress: called while a model is downloaded, from another thread, with bytes done, bytes in all, seconds so far.
+        on_line: called with each line that the engine's process writes; None passes them on to standard error.
 
     Raises: ConfigError on a setting that is unknown or out of range.
 
@@ -55,6 +56,7 @@ class AsyncLLM:
         *,
         progress: Callable[[Progress], None] | None = None,
         download_progress: Callable[[int, int, float], None] | None = None,
+        on_line: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
         given = {"model": model, "device": device, "dtype": dtype, "max_model_len": max_model_len, **options}
@@ -62,7 +64,7 @@ class AsyncLLM:
         self.ledger = StartupLedger()
         self.progress: Progress | None = None
         self.kernels: list[ServedKernel] = []
-        self._on_progress, self._on_download = progress, download_progress
+        self._on_progress, self._on_download, self._on_line = progress, download_progress, on_line
         self._numbers = count()
         self._engine: tuple[EngineClient, asyncio.Task[Frontend]] | None = None
         self._open: dict[str, _Open] = {}
@@ -86,8 +88,8 @@ class AsyncLLM:
 
         Raises: CheckpointError when there is no such model.
         """
-        path = await asyncio.to_thread(locate, self.config, self.ledger, self._on_download)
-        client = EngineClient(_COMMAND, Start(self.config, str(path)), self._note)
+        path = await asyncio.to_thread(locate, self.config, self.ledger, self._note_download)
+        client = EngineClient(_COMMAND, Start(self.config, str(path)), self._note, self._on_line)
         with self.ledger.phase("start engine process"):
             await client.start()
         self._engine = (client, asyncio.create_task(self._prepare(path, client)))
@@ -230,6 +232,11 @@ class AsyncLLM:
         if self._engine is None:
             raise RequestError("the engine has not been started", change="use `async with`, or await start() first")
         return self._engine[0]
+
+    def _note_download(self, done: int, total: int, seconds: float) -> None:
+        self.progress = Progress("download", done, total)
+        if self._on_download is not None:
+            self._on_download(done, total, seconds)
 
     def _note(self, progress: Progress) -> None:
         self.progress = progress

@@ -5,7 +5,16 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from rapid_llm.entrypoints import checkpoint_cli, doctor, generation_cli, kernels_cli, models_cli, serve_cli
+from rapid_llm.entrypoints import (
+    bench_cli,
+    checkpoint_cli,
+    completion_cli,
+    doctor,
+    generation_cli,
+    kernels_cli,
+    models_cli,
+    serve_cli,
+)
 from rapid_llm.errors import RapidError
 from rapid_llm.version import __version__
 
@@ -19,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rapid-llm {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for part in (generation_cli, serve_cli, models_cli, checkpoint_cli, kernels_cli, doctor):
+    for part in (generation_cli, serve_cli, bench_cli, models_cli, checkpoint_cli, kernels_cli, doctor, completion_cli):
         part.add_parser(subparsers)
     return parser
 

@@ -3,13 +3,13 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rapid_llm.config import SamplingParams
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.entrypoints.engine_flags import add_engine_flags, engine_config
+from rapid_llm.entrypoints.start_progress import StartProgress
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 GENERATE_MAX_TOKENS = 256
 """A continuation has no natural end, so the command gives it one."""
 
-_CLEAR_LINE = "\r\033[K"
 _SAMPLING_FLAGS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
@@ -66,6 +65,12 @@ def _add_flags(parser: argparse.ArgumentParser, max_tokens_help: str) -> None:
         "--logit-bias", type=_bias, action="append", metavar="ID=N", help="add N, -100 to 100, to a token's logit; -100 bans it"
     )
     sampling.add_argument("--bad-words", action="append", metavar="TEXT", help="never say this; may be given several times")
+    parser.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="show how far loading is, on standard error (default: on; where that is no terminal, only of a long one)",
+    )
     parser.add_argument("--stats", action="store_true", help="end with the start-up ledger and tokens/s, on standard error")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
@@ -189,23 +194,22 @@ def _load(options: argparse.Namespace) -> "LLM":
         from rapid_llm.entrypoints.llm import LLM
 
     wishes = vars(engine_config(options).config)
-    if not sys.stderr.isatty():
+    if not options.progress:
         return LLM(**wishes, ledger=ledger)
-    loading = partial(_show_progress, lambda: f"loading {ledger.doing}")  # which says whether they are quantised meanwhile
-    downloading = partial(_show_progress, lambda: "downloading")
+    progress = StartProgress()
+
+    def loading(done: int, total: int, seconds: float) -> None:
+        progress.note(
+            "weights", done, total, seconds, f"loading {ledger.doing}"
+        )  # which says whether they are quantised meanwhile
+
+    def downloading(done: int, total: int, seconds: float) -> None:
+        progress.note("download", done, total, seconds, "downloading")
+
     try:
         return LLM(**wishes, ledger=ledger, progress=loading, download_progress=downloading)
-    except BaseException:
-        sys.stderr.write(_CLEAR_LINE)  # what is said next is no continuation of a progress line
-        raise
-
-
-def _show_progress(what: Callable[[], str], done: int, total: int, seconds: float) -> None:
-    """One line that rewrites itself and vanishes when all is done."""
-    rate = done / 1e9 / max(seconds, 1e-9)
-    end = _CLEAR_LINE if done == total else ""
-    sys.stderr.write(f"\r{what()} {done / 1e6:.0f} of {total / 1e6:.0f} MB, {rate:.2f} GB/s{end}")
-    sys.stderr.flush()
+    finally:
+        progress.clear()
 
 
 def _sampling(options: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:

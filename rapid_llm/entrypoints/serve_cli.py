@@ -8,6 +8,7 @@ from rapid_llm.config_file import SERVER_TABLE, Settled, read_config_file, settl
 from rapid_llm.entrypoints.engine_flags import add_engine_flags, engine_config
 from rapid_llm.entrypoints.server.listening import listen
 from rapid_llm.entrypoints.server.settings import ServerConfig
+from rapid_llm.entrypoints.server.tracing import check_tracing
 from rapid_llm.entrypoints.tools.formats import TOOL_FORMATS
 from rapid_llm.envs import environment
 from rapid_llm.errors import ConfigError
@@ -43,6 +44,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     limits.add_argument("--drain-seconds", type=float, help="how long SIGTERM waits for open answers (default: 60)")
     limits.add_argument("--max-restarts", type=int, help="restarts of a dead engine within ten minutes (default: 5)")
     limits.add_argument("--log-requests", action=argparse.BooleanOptionalAction, help="a log line a request (default: on)")
+    server.add_argument(
+        "--otlp-endpoint", metavar="URL",
+        help="send OpenTelemetry traces there, by OTLP over HTTP, such as http://127.0.0.1:4318 (pip install 'rapid-llm[otel]'; "
+        "default: as OTEL_EXPORTER_OTLP_ENDPOINT says)",
+    )  # fmt: skip
+    server.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction,
+        help="show how far a start is: a bar on a terminal, elsewhere a log line every few seconds of it (default: on)",
+    )  # fmt: skip
     add_engine_flags(parser)
     parser.add_argument("--show-config", action="store_true", help="print every setting and where it came from, and end")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -60,6 +70,7 @@ def run_serve(options: argparse.Namespace) -> int:
     if options.show_config:
         print(f"{engine.to_toml()}\n[{SERVER_TABLE}]\n{server.to_toml()}", end="")
         return 0
+    check_tracing(server.config.otlp_endpoint)
     listener = listen(server.config)  # before anything else is loaded: whoever calls from now on is answered
     from rapid_llm.entrypoints.server.run import run
 

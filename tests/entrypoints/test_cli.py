@@ -307,6 +307,8 @@ def test_debug_shows_the_traceback(capsys, place):
         ["doctor"],
         ["serve", "--help"],
         ["serve", "--show-config"],
+        ["bench", "serve", "--help"],
+        ["completion", "bash"],
     ],
     ids=" ".join,
 )
@@ -373,9 +375,9 @@ def test_the_progress_line_says_which_wait_it_is(capsys, folder, tmp_path, monke
         flags = ["--model", "org/tiny", "--max-tokens", "4", "--max-kv-tokens", "256"]
         code, _, err = run(capsys, "generate", "hello", *flags)
         assert code == 0
-        lines = [line.split("\033")[0] for line in err.split("\r")]
+        lines = [line.removeprefix("\033[K") for line in err.split("\r")]
         for what in ("downloading", "loading weights"):
-            assert any(re.fullmatch(rf"{what} \d+ of \d+ MB, \d+\.\d\d GB/s", line) for line in lines), err
+            assert any(re.fullmatch(rf"{what} \[#*\.*\] \d+ of \d+ MB, \d+\.\d\d GB/s", line) for line in lines), err
         assert err.index("downloading") < err.index("loading weights")
         assert err.endswith("\r\033[K")
         _, _, err = run(capsys, "generate", "hello", *flags)
@@ -384,7 +386,9 @@ def test_the_progress_line_says_which_wait_it_is(capsys, folder, tmp_path, monke
         assert "loading weights, quantised to int8" in err
         code, _, err = run(capsys, "generate", "hello", "--model", "org/none")
         assert code == 2
-        assert err.startswith("\r\033[Krapid-llm: the hub shows no model org/none")
+        assert err.startswith("rapid-llm: the hub shows no model org/none")
+        code, _, err = run(capsys, "generate", "hello", *flags, "--no-progress")
+        assert (code, err) == (0, "")
     finally:
         hub.close()
 

@@ -32,7 +32,7 @@ class Readiness(msgspec.Struct, kw_only=True):
     """Whether requests are served, and how far the start is.
 
     ``status`` is "ready", "starting", "restarting", "failed" or "closed"; ``phase`` is what the start is at, with ``done`` of
-    ``total`` bytes where bytes say something.
+    ``total`` bytes (of the phase "kernels": kernels) where they say something.
     """
 
     status: str

@@ -17,6 +17,7 @@ from rapid_llm.entrypoints.server.edge import Edge
 from rapid_llm.entrypoints.server.refusals import on_bug, on_http_error, on_rapid_error
 from rapid_llm.entrypoints.server.serving import Serving
 from rapid_llm.entrypoints.server.settings import ServerConfig
+from rapid_llm.entrypoints.server.tracing import start_tracing
 from rapid_llm.errors import RapidError
 
 ROUTES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
@@ -45,7 +46,7 @@ def build_app(engine: EngineConfig, config: ServerConfig, on_end: Callable[[Rapi
         engine, config: the settings.
         on_end: called when no engine will be started any more, with why.
     """
-    serving = Serving(engine, config, on_end)
+    serving, tracing = Serving(engine, config, on_end), start_tracing(config.otlp_endpoint)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -54,6 +55,8 @@ def build_app(engine: EngineConfig, config: ServerConfig, on_end: Callable[[Rapi
             yield
         finally:
             await serving.close()
+            if tracing is not None:
+                await tracing.close()
 
     app = Starlette(
         routes=[
@@ -65,7 +68,7 @@ def build_app(engine: EngineConfig, config: ServerConfig, on_end: Callable[[Rapi
         lifespan=lifespan,
     )
     app.state.serving = serving
-    return Edge(app, config.api_keys, log_requests=config.log_requests)
+    return Edge(app, serving.metrics.answered, config.api_keys, log_requests=config.log_requests, tracing=tracing)
 
 
 def _cors(config: ServerConfig) -> list[Middleware]:

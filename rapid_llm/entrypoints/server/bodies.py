@@ -27,7 +27,7 @@ async def read_for_model(request: Request, kind: type[_Asked]) -> "tuple[Serving
     """
     serving: Serving = request.app.state.serving
     serving.llm()
-    ask = await read(request, kind, serving.config.max_body_bytes)
+    ask = request.scope["asked"] = await read(request, kind, serving.config.max_body_bytes)
     return serving, ask, serving.llm(ask.model)
 
 

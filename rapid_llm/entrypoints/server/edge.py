@@ -4,7 +4,8 @@ import hmac
 import logging
 import re
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers
@@ -12,6 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rapid_llm.entrypoints.server.page import is_page
 from rapid_llm.entrypoints.server.refusals import RefusalError, refuse
+
+if TYPE_CHECKING:
+    from rapid_llm.entrypoints.server.tracing import Tracing
 
 logger = logging.getLogger("rapid_llm.requests")
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/engine"})
@@ -26,12 +30,22 @@ class Edge:
 
     Args:
         app: the app that answers.
+        note: called with the status of each answer; 0 where its client left before there was one.
         api_keys: one of which a request must bring; empty asks for none.
         log_requests: write a line for each.
+        tracing: follows each, but for probes; None follows none.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], *, log_requests: bool) -> None:
-        self._app, self._log_requests = app, log_requests
+    def __init__(
+        self,
+        app: ASGIApp,
+        note: Callable[[int], None],
+        api_keys: tuple[str, ...],
+        *,
+        log_requests: bool,
+        tracing: "Tracing | None" = None,
+    ) -> None:
+        self._app, self._note, self._log_requests, self._tracing = app, note, log_requests, tracing
         self._keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,6 +57,8 @@ class Edge:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
         log = scope["log"] = {"request_id": request_id}
         begun, status = time.monotonic(), 0
+        is_probe = scope["path"] in _PROBES
+        trace = None if self._tracing is None or is_probe else self._tracing.begin(scope, headers)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -55,7 +71,10 @@ class Edge:
             app = self._app if self._may_pass(scope, headers) else refuse(_unknown_key(headers))
             await app(scope, receive, send_with_id)
         finally:
-            if self._log_requests and scope["path"] not in _PROBES:
+            self._note(status)
+            if trace is not None:
+                trace.end(status)
+            if self._log_requests and not is_probe:
                 self._log(scope, status, time.monotonic() - begun, log)
 
     def _may_pass(self, scope: Scope, headers: Headers) -> bool:

@@ -28,22 +28,29 @@ class Metrics:
         registry.register(self._engine)
         ends = "Requests that have ended, by how: stop, length, error, or abort when the client had left"
         self.requests = Counter("rapid_llm_requests", ends, ["finish_reason"], registry=registry)
+        answers = "Answers to requests of HTTP, refusals and probes among them; 0 where the client left before there was one"
+        self.http_answers = Counter("rapid_llm_http_answers", answers, ["status"], registry=registry)
         self.prompt_tokens = Counter("rapid_llm_prompt_tokens", "Tokens of prompts", registry=registry)
         self.generated_tokens = Counter("rapid_llm_generated_tokens", "Tokens of answers", registry=registry)
         self.ttft = _seconds("time_to_first_token", "From a request to its first token", _SECONDS, registry)
+        self.queue = _seconds("queue", "From a request to the first step that computes it", _SECONDS, registry)
         self.tpot = _seconds("time_per_output_token", "Between two tokens of an answer, on average", _TOKEN_SECONDS, registry)
         self.latency = _seconds("request", "From a request to the end of its answer", _SECONDS, registry)
 
     @contextmanager
     def record(self, scope: Scope) -> Iterator["Record"]:
         """Follow one request; one that is neither finished nor failed at the end was left by its client."""
-        record = Record()
+        record = scope["record"] = Record()
         try:
             yield record
         finally:
             scope.setdefault("log", {}).update(record.for_log())
             # Counted by the loop itself: whatever goes wrong in there, no client's stream ends with it.
             asyncio.get_running_loop().call_soon(self._count, record)
+
+    def answered(self, status: int) -> None:
+        """Count an answer of HTTP."""
+        self.http_answers.labels(str(status)).inc()
 
     def to_text(self, stats: Stats | None, num_restarts: int) -> bytes:
         """The page, in Prometheus's text format; of an engine that is not ready only that."""
@@ -57,6 +64,7 @@ class Metrics:
         self.latency.observe(record.ended - record.began)
         if record.first is not None:
             self.ttft.observe(record.first - record.began)
+            self.queue.observe(record.queue_seconds)
             if record.generated_tokens > record.num_answers:
                 tokens = (record.generated_tokens - record.num_answers) / record.num_answers
                 self.tpot.observe((record.ended - record.first) / tokens)
@@ -109,6 +117,21 @@ class Record:
     def num_answers(self) -> int:
         """Answers so far."""
         return sum(len(output.outputs) for output in self._outputs.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of all prompts, those that the prefix cache held."""
+        return sum(output.num_cached_tokens for output in self._outputs.values())
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long the prompt that waited longest did."""
+        return max((output.queue_seconds for output in self._outputs.values()), default=0.0)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of each answer; "abort" where it has none, since its client left before."""
+        return [answer.finish_reason or "abort" for output in self._outputs.values() for answer in output.outputs]
 
     def for_log(self) -> dict[str, str | int]:
         """What the log says of it."""

@@ -13,6 +13,7 @@ from rapid_llm.entrypoints.protocol.models import Readiness
 from rapid_llm.entrypoints.server.metrics import Metrics
 from rapid_llm.entrypoints.server.refusals import RefusalError
 from rapid_llm.entrypoints.server.settings import ServerConfig
+from rapid_llm.entrypoints.start_progress import StartProgress, amount
 from rapid_llm.errors import RapidError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rapid_llm.entrypoints.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
+_engine_logger = logging.getLogger("rapid_llm.engine")
 EMBEDDED = "SmolLM2-135M-Instruct"
 STUCK_SECONDS = 120.0
 """A step that takes longer hangs."""
@@ -135,7 +137,7 @@ class Serving:
 
     def _not_ready(self) -> RefusalError:
         now = self.readiness()
-        phase = f"{now.phase}, {now.done / 1e6:.0f} of {now.total / 1e6:.0f} MB" if now.total else now.phase
+        phase = f"{now.phase}, {amount(now.phase, now.done, now.total)}" if now.total else now.phase
         got = f"{now.status}: {phase}" if phase else now.status
         problem, code, change = "the engine is not ready", f"engine_{now.status}", "send it again later; GET /ready tells when"
         return RefusalError(503, problem, code=code, retry_after=_RETRY_SECONDS, got=got, change=change)
@@ -151,10 +153,20 @@ class Serving:
     def _make(self) -> "AsyncLLM":
         from rapid_llm.entrypoints.async_llm import AsyncLLM
 
-        return AsyncLLM(**vars(self.engine))
+        show = StartProgress(logger.info).note if self.config.progress else _show_nothing
+        return AsyncLLM(
+            **vars(self.engine),
+            progress=lambda news: show(news.phase, news.done, news.total),
+            download_progress=lambda *so_far: show("download", *so_far),
+            on_line=_engine_logger.warning,  # what is worth a line there is worth a warning
+        )
 
     async def _supervise(self, llm: "AsyncLLM") -> None:
         from rapid_llm.entrypoints.supervisor import Supervisor
 
         self._supervisor = Supervisor(llm, self.config.max_restarts)
         await self._supervisor.run()
+
+
+def _show_nothing(phase: str, done: int, total: int, seconds: float | None = None) -> None:
+    """Nobody wants to see it."""

@@ -25,6 +25,9 @@ class ServerConfig:
         max_restarts: times that an engine which has died is started again within ten minutes, before the server gives up.
         tool_format: in which format the model calls tools: one of TOOL_FORMATS; None tells it from the chat template.
         log_requests: a line on standard error for each request.
+        otlp_endpoint: who takes OpenTelemetry's traces, by OTLP over HTTP; None follows OTEL_EXPORTER_OTLP_ENDPOINT and its like,
+            and sends none where they name nobody.
+        progress: shows how far a start is, on standard error: a bar on a terminal, else a log line every few seconds.
     """
 
     host: str = "127.0.0.1"
@@ -38,9 +41,14 @@ class ServerConfig:
     max_restarts: int = 5
     tool_format: str | None = None
     log_requests: bool = True
+    otlp_endpoint: str | None = None
+    progress: bool = True
 
     def __post_init__(self) -> None:
         name = self.served_model_name
+        url = self.otlp_endpoint
+        is_url = isinstance(url, str) and url.startswith(("http://", "https://"))
+        _check("otlp_endpoint", url, url is None or is_url, "a URL such as http://127.0.0.1:4318")
         _check("host", self.host, isinstance(self.host, str) and bool(self.host), "a string")
         _check("served_model_name", name, name is None or (isinstance(name, str) and bool(name)), "a string")
         _check("port", self.port, _is_int(self.port) and 0 <= self.port <= 65535, "0 to 65535")
@@ -52,7 +60,8 @@ class ServerConfig:
         seconds = self.drain_seconds
         is_time = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < 1e9
         _check("drain_seconds", seconds, is_time, "seconds >= 0")
-        _check("log_requests", self.log_requests, isinstance(self.log_requests, bool), "True or False")
+        for name in ("log_requests", "progress"):
+            _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
         for name in ("api_key", "cors_origins"):
             values = _texts(getattr(self, name))
             _check(name, "***" if name == "api_key" else getattr(self, name), values is not None, "a string or a list of them")

@@ -144,6 +144,8 @@ def test_past_the_places_requests_are_sent_away_and_come_in_again_later(folder):
                 assert (await client.post("/v1/completions", json=ASK)).status_code == 200
             assert (await client.post("/v1/completions", json={**ASK, "n": 3})).status_code == 200
             assert shared.num_open == 0
+            lines = (await client.get("/metrics")).text.splitlines()
+            assert 'rapid_llm_http_answers_total{status="429"} 1.0' in lines
 
     run(scenario())
 

@@ -7,8 +7,8 @@ import string
 
 import pytest
 
-from benchmarks.engine.http_streams import stream
 from rapid_llm import SamplingParams
+from rapid_llm.entrypoints.bench.client import Client
 from tests.entrypoints.server.test_operations import is_idle, wait_until
 
 SEED = 20_261_130
@@ -19,15 +19,18 @@ def test_a_hundred_streams_at_once_lose_nothing(server, llm):
     asks = [{"prompt": f"prompt {i}", "seed": i, "max_tokens": 4 + i % 9, "ignore_eos": True} for i in range(100)]
 
     async def scenario():
-        return await asyncio.gather(*(stream("127.0.0.1", server.port, ask) for ask in asks))
+        client = Client(f"{server.url}/v1")
+        streams = await asyncio.gather(*(client.stream("/completions", ask, keeps_text=True) for ask in asks))
+        client.close()
+        return streams
 
     streams = asyncio.run(scenario())
     params = [SamplingParams(**{name: value for name, value in ask.items() if name != "prompt"}) for ask in asks]
     outputs = llm.generate([ask["prompt"] for ask in asks], params)
     for result, output in zip(streams, outputs, strict=True):
-        assert (result.status, result.ended) == (200, True)
+        assert (result.status, result.error) == (200, "")
         assert result.text == output.outputs[0].text
-        assert result.usage["completion_tokens"] == len(output.outputs[0].token_ids)
+        assert result.completion_tokens == len(output.outputs[0].token_ids)
 
 
 async def talk(port, data, *, read=True, pause=False):

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -158,6 +159,22 @@ def test_a_start_that_cannot_be_ends_with_the_words_of_the_command(own):
     assert server.process.wait(60) == 2
     server._reader.join(60)
     assert any(line["event"].startswith("rapid-llm: max_model_len is too long: got 999999") for line in server.log)
+
+
+def test_every_line_of_the_log_is_json_those_of_the_engines_process_too(folder, tmp_path):
+    model = shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "what_nobody_knows": 1}))
+    server = Server(str(model), "--max-kv-tokens", "256")
+    try:
+        server.ready()
+        assert server.end() == 0
+        server._reader.join(60)
+    finally:
+        server.close()
+    assert [line for line in server.log[:-1] if "level" not in line] == []
+    said = [line for line in server.log[:-1] if line["logger"] == "rapid_llm.engine"]
+    assert any("what_nobody_knows" in line["event"] for line in said)
 
 
 @pytest.mark.case("I1")

@@ -184,11 +184,13 @@ class Engine:
                 self._constraints[request.id].take(token.token_id)
                 self._unmasked[request.id] = request
         kept = token if request.finish_reason in (None, "length") else None
+        ending = token if request.finish_reason == "stop" else None
         if request.finish_reason is not None:
             self._drop(request)
         failure = min(token.token_id, 0)
+        cached = request.num_cached_tokens
         return TokenOutput(
-            request.id, kept, request.finish_reason, stop_id, num_cached_tokens=request.num_cached_tokens, failure=failure
+            request.id, kept, request.finish_reason, stop_id, ending=ending, failure=failure, num_cached_tokens=cached
         )
 
     def _drop(self, request: Request) -> None:

@@ -114,6 +114,7 @@ class TokenOutput:
         token: the new token; None when it was an end id, the request failed, or there is news of the prompt only.
         finish_reason: set with the last output of a request.
         stop_id: the id of ``stop_ids`` that ended it, if one did.
+        ending: the end id that ended it, if one did, with its log-probs.
         prompt: tokens of the prompt, in their order, whose log-probs have come.
         failure: with finish_reason "error": NO_NUMBER, ALL_BANNED or NO_WAY_ON of step.py.
         num_cached_tokens: as in Request.
@@ -124,5 +125,6 @@ class TokenOutput:
     finish_reason: FinishReason | None
     stop_id: int | None = None
     prompt: tuple[SampledToken, ...] = ()
+    ending: SampledToken | None = None
     failure: int = 0
     num_cached_tokens: int = 0

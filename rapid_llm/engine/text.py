@@ -67,6 +67,8 @@ class TextRequest:
         if self.finished:
             return True
         if update.finish_reason is not None:
+            if update.ending is not None and self.answer.logprobs is not None:
+                self.answer.ending = (update.ending.token_id, self._logprob_entry(update.ending))
             self._end(update.finish_reason, update.stop_id)
             if self.answer.finish_reason == "error":
                 self.output.error = _FAILURES[update.failure]

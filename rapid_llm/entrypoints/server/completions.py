@@ -1,6 +1,7 @@
 """POST /v1/completions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -54,10 +55,27 @@ def _prompts(ask: CompletionRequest) -> "list[Prompt]":
 
 
 def _params(ask: CompletionRequest) -> SamplingParams:
-    params = sampling_params(field_values(ask), SamplingParams(), logprobs=ask.logprobs)
+    # The model's words on the prompt alone: one token is drawn all the same, and is not told.
+    more = {"max_tokens": 1} if _is_echo_alone(ask) else {}
+    params = sampling_params(field_values(ask), SamplingParams(), logprobs=ask.logprobs, **more)
     if ask.echo and params.logprobs is not None:
         return params.with_defaults(prompt_logprobs=max(params.logprobs, params.prompt_logprobs or 0))
     return params
+
+
+def _is_echo_alone(ask: CompletionRequest) -> bool:
+    return bool(ask.echo) and ask.max_tokens == 0
+
+
+def _without_answer(output: RequestOutput) -> RequestOutput:
+    """The prompt alone, as the answer of no tokens to it."""
+    outputs = [
+        CompletionOutput(
+            answer.index, finish_reason=answer.finish_reason and "length", logprobs=None if answer.logprobs is None else []
+        )
+        for answer in output.outputs
+    ]
+    return replace(output, outputs=outputs)
 
 
 class CompletionWriter:
@@ -65,13 +83,14 @@ class CompletionWriter:
 
     def __init__(self, ask: CompletionRequest, params: SamplingParams, naming: Naming, tokenizer: "Tokenizer") -> None:
         self._params, self._naming, self._tokenizer = params, naming, tokenizer
-        self._echoes, self._counts_tokens = bool(ask.echo), ask.includes_usage
-        self._shows_scores = ask.prompt_logprobs is not None
+        self._echoes, self._counts_tokens, self._counts_always = bool(ask.echo), ask.includes_usage, ask.counts_always
+        self._shows_scores, self._is_echo_alone = ask.prompt_logprobs is not None, _is_echo_alone(ask)
         self._usage = None if ask.includes_usage else UNSET
         self._answers: dict[int, _Answer] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The body of an answer that is sent at once."""
+        outputs = [self._shown(output) for output in outputs]
         choices = [
             self._choice(place, answer, output, answer.text) for place, output in enumerate(outputs) for answer in output.outputs
         ]
@@ -83,21 +102,27 @@ class CompletionWriter:
 
     def piece(self, place: int, output: RequestOutput) -> bytes:
         """An event for each answer that has grown."""
+        output = self._shown(output)
         grown = [(answer, self._answer(place, answer)) for answer in output.outputs]
         choices = [self._choice(place, answer, output, answer.delta) for answer, its in grown if its.is_news(answer)]
-        chunks = [Completion(**self._naming.fields, choices=[choice], usage=self._usage) for choice in choices]
+        usage = Usage.of([output]) if self._counts_always else self._usage
+        chunks = [Completion(**self._naming.fields, choices=[choice], usage=usage) for choice in choices]
         return b"".join(event(_encode(chunk)) for chunk in chunks)
 
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The chunk that counts tokens, and the end."""
         counts = b""
         if self._counts_tokens:
-            counts = event(_encode(Completion(**self._naming.fields, choices=[], usage=Usage.of(outputs))))
+            usage = Usage.of([self._shown(output) for output in outputs])
+            counts = event(_encode(Completion(**self._naming.fields, choices=[], usage=usage)))
         return counts + DONE
 
     def failure(self, error: RapidError) -> bytes:
         """An error event, and the end."""
         return event(body_of(error)) + DONE
+
+    def _shown(self, output: RequestOutput) -> RequestOutput:
+        return _without_answer(output) if self._is_echo_alone else output
 
     def _answer(self, place: int, answer: CompletionOutput) -> "_Answer":
         number = place * self._params.n + answer.index
@@ -126,6 +151,8 @@ class CompletionWriter:
         if answer.logprobs is None:
             return None
         token_ids, entries = answer.token_ids[its.num_told :], list(answer.logprobs[its.num_told :])
+        if answer.ending is not None:  # who sums up log-probs leaves the last one out, as OpenAI's completions bring it too
+            token_ids, entries = [*token_ids, answer.ending[0]], [*entries, answer.ending[1]]
         if self._echoes and not its.has_begun:
             token_ids = output.prompt_token_ids + token_ids
             entries = [*(output.prompt_logprobs or ()), *entries]

@@ -51,7 +51,7 @@ def run(base_url):
         done = subprocess.run(
             command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
     return run

@@ -75,6 +75,7 @@ class RequestOutput:
             None unless asked for.
         num_cached_tokens: prompt tokens that the prefix cache spared the model, in the first of several answers: the others share
             what that one has computed.
+        embedding: the vector of a prompt that was embedded; None of one that was answered, and while it is not there.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class RequestOutput:
     error: str | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    embedding: list[float] | None = None
 
 
 class OutputReader:

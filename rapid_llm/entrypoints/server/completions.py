@@ -17,11 +17,11 @@ from rapid_llm.entrypoints.server.bodies import read_for_model
 from rapid_llm.entrypoints.server.exchange import DONE, Exchange, event
 from rapid_llm.entrypoints.server.logprobs import CompletionLogprobsWriter
 from rapid_llm.entrypoints.server.naming import Naming
+from rapid_llm.entrypoints.server.prompts import prompts_of
 from rapid_llm.entrypoints.server.refusals import body_of
 from rapid_llm.errors import RapidError, RequestError
 
 if TYPE_CHECKING:
-    from rapid_llm.engine.frontend import Prompt
     from rapid_llm.engine.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
@@ -31,7 +31,7 @@ async def completions(request: Request) -> Exchange:
     """Continue prompts as they stand."""
     serving, ask, llm = await read_for_model(request, CompletionRequest)
     frontend = await llm.frontend()
-    prompts, params = _prompts(ask), _params(ask)
+    prompts, params = prompts_of("prompt", ask.prompt), _params(ask)
     if len(prompts) * params.n > MAX_ANSWERS:
         got, wanted = f"{len(prompts)} prompts with n {params.n}", f"at most {MAX_ANSWERS} answers in all"
         raise RequestError("prompt is out of range", param="prompt", got=got, wanted=wanted, change="send several requests")
@@ -39,19 +39,6 @@ async def completions(request: Request) -> Exchange:
     writer = CompletionWriter(ask, params, naming, frontend.tokenizer)
     streams = [llm.generate(prompt, params) for prompt in prompts]
     return Exchange(serving, streams, len(prompts) * params.n, writer, is_stream=bool(ask.stream), renamed={"": "prompt"})
-
-
-def _prompts(ask: CompletionRequest) -> "list[Prompt]":
-    """One prompt or several, by what the list holds."""
-    if isinstance(ask.prompt, str):
-        return [ask.prompt]
-    kinds = {type(part) for part in ask.prompt}
-    if kinds <= {int}:
-        return [[part for part in ask.prompt if isinstance(part, int)]]
-    if len(kinds) > 1:
-        wanted = "a string, a list of token ids, or a list of either"
-        raise RequestError("prompt cannot be used", param="prompt", got="a mixed list", wanted=wanted, change="send one of those")
-    return [part for part in ask.prompt if not isinstance(part, int)]
 
 
 def _params(ask: CompletionRequest) -> SamplingParams:

@@ -111,9 +111,3 @@ def test_what_would_have_to_be_kept_or_is_not_served_is_refused(server, canary, 
     answer = server.post("/v1/responses", **{"input": "hi", field: value})
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
-
-
-def test_embeddings_are_refused_since_no_model_here_gives_them(client):
-    with pytest.raises(openai.BadRequestError, match="embeddings are not supported by this model: got tiny") as raised:
-        client.embeddings.create(model="tiny", input=["a"])
-    assert raised.value.code == "unsupported_by_model"

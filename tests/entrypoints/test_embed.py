@@ -62,6 +62,7 @@ def test_a_prompt_in_chunks_has_the_vector_of_a_whole_one(folder, oracle, poolin
         assert output.embedding == expected(oracle, output.prompt_token_ids, pooling)
 
 
+@pytest.mark.case("I14")
 def test_a_crowd_that_takes_its_pages_away_changes_neither_vectors_nor_answers(folder, llm, oracle):
     """On a pool so small that those who come last are computed anew."""
     asks = [SamplingParams(temperature=0.8, seed=seed, max_tokens=90, ignore_eos=True) for seed in range(3)]

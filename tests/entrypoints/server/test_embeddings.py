@@ -53,6 +53,8 @@ def test_a_field_changes_the_vector_as_it_does_in_python(server, llm, change):
     assert data[0]["embedding"] == near(vector(llm, "hello", **change)) != vector(llm, "hello")
 
 
+@pytest.mark.case("I8")
+@pytest.mark.case("I12")
 @pytest.mark.parametrize(
     ("values", "param", "says"),
     [

@@ -8,6 +8,7 @@ from rapid_llm import SamplingParams
 from rapid_llm.entrypoints.protocol.chat import ChatRequest
 from rapid_llm.entrypoints.protocol.completions import CompletionRequest
 from rapid_llm.entrypoints.protocol.fields import NO_EFFECT, SAMPLING
+from tests.entrypoints.server.test_operations import wait_until
 from tests.entrypoints.test_sampling_params import CASES, MESSAGES, PROMPT
 from tests.tiny_model import END_ID
 
@@ -138,8 +139,12 @@ def test_fields_without_effect_are_taken_and_logged(server):
     assert set(fields) == set(NO_EFFECT)
     answer = server.post(CHAT, **ask, **fields, response_format={"type": "text"})
     assert answer.json()["choices"] == plain
-    mine = [line for line in server.log if line.get("request_id") == answer.headers["x-request-id"]]
-    assert mine[0]["ignored"] == list(NO_EFFECT)
+
+    def mine():  # written behind the answer
+        return [line for line in server.log if line.get("request_id") == answer.headers["x-request-id"]]
+
+    wait_until(mine)
+    assert mine()[0]["ignored"] == list(NO_EFFECT)
 
 
 @pytest.mark.parametrize("prompt", ["hello", [71, 72], ["a", "b"], [[71], [72, 73]]], ids=["text", "ids", "texts", "id-lists"])

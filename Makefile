@@ -87,7 +87,7 @@ $(VENV)/.setup: $(PINS)
 	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV)
 	touch $@
 $(VENV)/.setup-dev: $(VENV)/.setup
-	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) dev
+	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV) dev,clients
 	touch $@
 .cache/triton-%/.setup: | $(VENV)/.setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .cache/triton-$* triton==$*

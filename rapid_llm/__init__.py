@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rapid_llm.version import __version__
 
 if TYPE_CHECKING:
-    from rapid_llm.config import EngineConfig, Grammar, SamplingParams
+    from rapid_llm.config import EngineConfig, Grammar, PoolingParams, SamplingParams
     from rapid_llm.engine.output import CompletionOutput, Logprob, RequestOutput
     from rapid_llm.entrypoints.async_llm import AsyncLLM
     from rapid_llm.entrypoints.llm import LLM
@@ -27,6 +27,7 @@ _EXPORTS = {
     "EngineConfig": "rapid_llm.config",
     "SamplingParams": "rapid_llm.config",
     "Grammar": "rapid_llm.config",
+    "PoolingParams": "rapid_llm.config",
     "CompletionOutput": "rapid_llm.engine.output",
     "Logprob": "rapid_llm.engine.output",
     "RequestOutput": "rapid_llm.engine.output",
@@ -45,6 +46,7 @@ __all__ = [  # noqa: RUF022  (in the order a reader meets them)
     "AsyncLLM",
     "SamplingParams",
     "Grammar",
+    "PoolingParams",
     "EngineConfig",
     "RequestOutput",
     "CompletionOutput",

@@ -378,6 +378,33 @@ class SamplingParams:
         return replace(self, **{name: value for name, value in values.items() if value is not None})
 
 
+POOLINGS = ("last", "mean")
+
+
+@dataclass(frozen=True)
+class PoolingParams:
+    """How a prompt becomes a vector. The defaults are those of decoders that were trained for it.
+
+    Attributes:
+        pooling: what of the hidden states behind the model's last norm: "last" is the last token's, which has seen all others, as
+            Qwen3-Embedding and its like are trained; "mean" is the mean over all tokens.
+        normalize: scale the vector to length 1, so that a dot product is the cosine.
+        dimensions: None, or how many leading numbers to keep, 1 to the model's hidden size; scaled to length 1 after that. Of use
+            where a model is trained so that its leading numbers say most (Matryoshka representation learning).
+    """
+
+    pooling: str = "last"
+    normalize: bool = True
+    dimensions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise _refused("pooling", self.pooling, " | ".join(POOLINGS))
+        if not isinstance(self.normalize, bool):
+            raise _refused("normalize", self.normalize, "True or False")
+        _check_int("dimensions", self.dimensions, 1, None, "an integer >= 1 or None", optional=True)
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -61,6 +61,7 @@ class SlotSetup:
         prompt_logprobs: the same of each id in ``Chunk.targets``, always of the model's own distribution.
         adjust: None where logits are taken as they are.
         token_ids: the sequence so far, which counts for ``adjust``; empty where that is None.
+        pooling: of a prompt that is to become a vector: "last" or "mean" of its hidden states; empty where ids are sampled.
     """
 
     slot: int
@@ -74,6 +75,7 @@ class SlotSetup:
     prompt_logprobs: int = -1
     adjust: Adjust | None = None
     token_ids: tuple[int, ...] = ()
+    pooling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Chunk:
         mask: with ``samples``, a bit for each id that may be sampled, little end first, in words of 32; empty allows all.
         targets: ids of the prompt whose log-probs are asked for: each follows one of the chunk's last tokens, the one whose
             successor is sampled left out.
+        pools: whether the prompt ends here and its vector is wanted.
     """
 
     slot: int
@@ -105,6 +108,7 @@ class Chunk:
     samples: bool
     targets: tuple[int, ...] = ()
     mask: bytes = b""
+    pools: bool = False
 
     @property
     def length(self) -> int:
@@ -149,9 +153,12 @@ class StepResult:
     Attributes:
         tokens: the sampled token of each chunk that samples.
         scored: the ``targets`` of each chunk that has some.
+        vectors: the vector of each chunk that pools: [hidden_size] float32 as bytes, little end first; empty where the model's
+            output held no numbers.
         seconds: how long the device worked on it; None where that is not measured.
     """
 
     tokens: dict[int, SampledToken]
     scored: dict[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    vectors: dict[int, bytes] = field(default_factory=dict)
     seconds: float | None = None

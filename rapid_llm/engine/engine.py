@@ -164,6 +164,9 @@ class Engine:
         for slot, request in step.scored.items():
             if request.finish_reason is None:
                 outputs.append(self._take_prompt(request, result.scored[slot]))
+        for slot, request in step.pooled.items():
+            if request.finish_reason is None:
+                outputs.append(self._take_vector(request, result.vectors[slot]))
         for slot, request in step.sampled.items():
             request.num_in_flight -= 1
             if request.finish_reason is None:
@@ -177,6 +180,12 @@ class Engine:
         self._drop(request)
         cached = request.num_cached_tokens
         return TokenOutput(request.id, None, "error", failure=NO_NUMBER, num_cached_tokens=cached)
+
+    def _take_vector(self, request: Request, vector: bytes) -> TokenOutput:
+        request.finish_reason = "stop" if vector else "error"
+        self._drop(request)
+        failure, cached = 0 if vector else NO_NUMBER, request.num_cached_tokens
+        return TokenOutput(request.id, None, request.finish_reason, vector=vector, failure=failure, num_cached_tokens=cached)
 
     def _take(self, request: Request, token: SampledToken) -> TokenOutput:
         stop_id = None
@@ -193,6 +202,7 @@ class Engine:
                 self._constraints[request.id].take(token.token_id)
                 self._unmasked[request.id] = request
         kept = token if request.finish_reason in (None, "length") else None
+        ending = token if request.finish_reason == "stop" else None
         if request.finish_reason is not None:
             self._drop(request)
         failure = min(token.token_id, 0)
@@ -203,6 +213,7 @@ class Engine:
             stop_id,
             num_cached_tokens=request.num_cached_tokens,
             queue_seconds=request.queue_seconds,
+            ending=ending,
             failure=failure,
         )
 
@@ -225,17 +236,21 @@ def check_fits(config: ResolvedConfig, prompt_len: int, max_new_tokens: int) -> 
     if prompt_len == 0:
         change = "send a prompt"
         raise RequestError("the prompt is empty", param="prompt", got="0 tokens", wanted="at least 1", change=change)
-    if prompt_len >= config.max_model_len:
-        got, wanted = f"{prompt_len} tokens", f"at most {config.max_model_len - 1}, which leaves room for one new token"
+    if prompt_len + (max_new_tokens > 0) > config.max_model_len:
+        room = f"{config.max_model_len - 1}, which leaves room for one new token" if max_new_tokens else str(config.max_model_len)
+        got, wanted = f"{prompt_len} tokens", f"at most {room}"
         raise _too_long("the prompt is longer than the context", "prompt", got, wanted, "shorten it or raise max_model_len")
     if prompt_len + max_new_tokens > config.max_model_len:
         got, wanted = f"{prompt_len} prompt tokens + max_tokens {max_new_tokens}", f"at most {config.max_model_len} together"
         raise _too_long("prompt and answer are longer than the context", "max_tokens", got, wanted, "lower max_tokens")
     # The last sampled id is never fed back, so it needs no row.
-    if pages_for(prompt_len + max_new_tokens - 1) > config.num_pages:
+    if pages_for(prompt_len + max(max_new_tokens - 1, 0)) > config.num_pages:
         got, wanted = f"{prompt_len} prompt tokens + {max_new_tokens} new ones", f"at most {config.max_kv_tokens + 1} together"
-        change = "lower max_tokens or raise max_kv_tokens"
-        raise _too_long("the request does not fit the KV pool", "max_tokens", got, wanted, change)
+        change, param = "lower max_tokens or raise max_kv_tokens", "max_tokens"
+        if not max_new_tokens:
+            got, wanted = f"{prompt_len} tokens", f"at most {config.max_kv_tokens}"
+            change, param = "shorten it or raise max_kv_tokens", "prompt"
+        raise _too_long("the request does not fit the KV pool", param, got, wanted, change)
 
 
 def _too_long(problem: str, param: str, got: str, wanted: str, change: str) -> RequestError:

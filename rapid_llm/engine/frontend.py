@@ -7,7 +7,8 @@ from typing import Any
 
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.checkpoint.source import CheckpointSource
-from rapid_llm.config import ResolvedConfig, SamplingParams
+from rapid_llm.config import PoolingParams, ResolvedConfig, SamplingParams
+from rapid_llm.engine.embedding import EmbeddingRequest
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.engine.request import TokenRules
 from rapid_llm.engine.rules import RuleMaker
@@ -51,7 +52,8 @@ class Frontend:
         self.tokenizer, self.limits = tokenizer, limits
         self._defaults = source.generation
         encode = partial(tokenizer.encode, add_special_tokens=False)
-        self._rules = RuleMaker(limits, source.config.vocab_size, end_ids(source, tokenizer), encode)
+        config = source.config
+        self._rules = RuleMaker(limits, config.vocab_size, config.hidden_size, end_ids(source, tokenizer), encode)
 
     def default_chat_params(self) -> SamplingParams:
         """SamplingParams with the values that the model's generation_config recommends."""
@@ -101,6 +103,15 @@ class Frontend:
         Raises: RequestError when such a request can never run.
         """
         return self._rules.rules(ids, params)
+
+    def embed(self, request_id: str, encoded: Encoded, params: PoolingParams) -> tuple[TokenRules, EmbeddingRequest]:
+        """Both halves of a prompt that becomes a vector.
+
+        Raises: RequestError when such a request can never run.
+        """
+        text, ids = encoded
+        rules = self._rules.pooling_rules(ids, params)
+        return rules, EmbeddingRequest(RequestOutput(request_id, text, ids, []), params)
 
     def follow(self, request_id: str, encoded: Encoded, params: SamplingParams, *, continues: bool) -> list[TextRequest]:
         """The text half of each answer to a new request; ``continues`` as in TextRequest."""

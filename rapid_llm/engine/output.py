@@ -38,6 +38,8 @@ class CompletionOutput:
         finish_reason: "stop" (end of text or a stop string), "length", "abort", "error"; None while it goes on.
         stop_reason: the stop string or id of ``stop_token_ids`` that ended it, if one did.
         logprobs: a dict by token id for each of ``token_ids``; None unless asked for.
+        ending: the id that ended it, of the end of text or of ``stop_token_ids``, and its entry as in ``logprobs``; None where no
+            id did, or they were not asked for.
         delta: in a stream, the text that is new since the output before; else all of it.
     """
 
@@ -47,6 +49,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    ending: tuple[int, dict[int, Logprob]] | None = None
     delta: str = ""
 
     @property
@@ -73,6 +76,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens that the prefix cache spared the model, in the first of several answers: the others share
             what that one has computed.
         queue_seconds: from the request's coming until it first ran (the first of several answers); 0 before.
+        embedding: the vector of a prompt that was embedded; None of one that was answered, and while it is not there.
     """
 
     request_id: str
@@ -84,6 +88,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     queue_seconds: float = field(default=0.0, compare=False)
+    embedding: list[float] | None = None
 
 
 class OutputReader:

@@ -16,11 +16,12 @@ class TokenRules:
     """What the device samples a request by and where its ids end.
 
     Attributes:
-        max_new_tokens: most ids to sample; prompt plus these never pass the context.
+        max_new_tokens: most ids to sample; prompt plus these never pass the context. 0 of a prompt that becomes a vector.
         end_ids: the model's own end-of-text ids; they end the request and are not part of its output.
         stop_ids: ids that the user asked to end it; not part of its output either.
         temperature, top_k, top_p, min_p, seed, logprobs, processed, prompt_logprobs, adjust: as in step.SlotSetup.
         grammar: what the answer may be; None is anything.
+        pooling: as in step.SlotSetup; a request with one ends with its vector.
     """
 
     max_new_tokens: int
@@ -36,6 +37,7 @@ class TokenRules:
     prompt_logprobs: int = -1
     adjust: Adjust | None = None
     grammar: Grammar | None = None
+    pooling: str = ""
 
     @property
     def needs_prompt_logits(self) -> bool:
@@ -100,6 +102,8 @@ class Request:
 
         The last one is not to be computed, since an id is sampled with it, before it is known which may be.
         """
+        if self.rules.pooling:
+            return self.prompt_len - self.num_computed
         if self.num_tokens - self.prompt_len >= self.rules.max_new_tokens:
             return 0
         return self.num_tokens - self.num_computed - (self.mask is None)
@@ -108,6 +112,11 @@ class Request:
     def num_to_score(self) -> int:
         """Prompt tokens whose successors' log-probs no submitted step brings yet."""
         return self.prompt_len - 1 - self.num_scored if self.rules.needs_prompt_logits else 0
+
+    @property
+    def computes_all(self) -> bool:
+        """Whether the prefix cache is of no use: K and V that are found bring no logits and no hidden states."""
+        return bool(self.num_to_score) or self.rules.pooling == "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,9 @@ class TokenOutput:
         token: the new token; None when it was an end id, the request failed, or there is news of the prompt only.
         finish_reason: set with the last output of a request.
         stop_id: the id of ``stop_ids`` that ended it, if one did.
+        ending: the end id that ended it, if one did, with its log-probs.
         prompt: tokens of the prompt, in their order, whose log-probs have come.
+        vector: of a request with ``pooling``, with finish_reason "stop": as in StepResult.
         failure: with finish_reason "error": NO_NUMBER, ALL_BANNED or NO_WAY_ON of step.py.
         num_cached_tokens, queue_seconds: as in Request.
     """
@@ -129,6 +140,8 @@ class TokenOutput:
     finish_reason: FinishReason | None
     stop_id: int | None = None
     prompt: tuple[SampledToken, ...] = ()
+    ending: SampledToken | None = None
+    vector: bytes = b""
     failure: int = 0
     num_cached_tokens: int = 0
     queue_seconds: float = field(default=0.0, compare=False)

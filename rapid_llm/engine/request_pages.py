@@ -80,7 +80,7 @@ class RequestPages:
             return followers
         for request in running:
             key = self.cache.next_key(request.token_ids, request.prefix)
-            if key in in_work and not request.num_to_score and request.num_computed == request.prefix.num_pages * PAGE_SIZE:
+            if key in in_work and not request.computes_all and request.num_computed == request.prefix.num_pages * PAGE_SIZE:
                 followers.add(request)
             elif key is not None:
                 in_work.add(key)
@@ -89,9 +89,9 @@ class RequestPages:
     def _match(self, request: Request) -> tuple[list[int], Prefix]:
         """Pages that go on from the prefix of ``request``. Its last token is always computed, in a page of its own.
 
-        None while log-probs of its prompt are wanted: they come from logits, and what is found has none.
+        None while every token of its prompt has to be computed.
         """
-        if self.cache is None or request.num_to_score:
+        if self.cache is None or request.computes_all:
             return [], request.prefix
         return self.cache.match(request.token_ids, request.prefix, (request.num_tokens - 1) // PAGE_SIZE)
 

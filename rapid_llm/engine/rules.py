@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from rapid_llm.config import ResolvedConfig, SamplingParams
+from rapid_llm.config import PoolingParams, ResolvedConfig, SamplingParams
 from rapid_llm.engine.engine import check_fits
 from rapid_llm.engine.request import TokenRules
 from rapid_llm.errors import RequestError
@@ -28,12 +28,14 @@ class RuleMaker:
     Attributes:
         limits: the engine's sizes.
         vocab_size: ids of the model.
+        hidden_size: numbers of a hidden state.
         end_ids: its end-of-text ids.
         encode: text to ids, nothing put around it.
     """
 
     limits: ResolvedConfig
     vocab_size: int
+    hidden_size: int
     end_ids: frozenset[int]
     encode: Callable[[str], list[int]]
 
@@ -65,6 +67,16 @@ class RuleMaker:
         )
         others = (replace(first, seed=_derived(first.seed, index), prompt_logprobs=-1) for index in range(1, params.n))
         return [first, *others]
+
+    def pooling_rules(self, ids: list[int], params: PoolingParams) -> TokenRules:
+        """The rules of a prompt ``ids`` that becomes a vector; raises as ``rules`` does."""
+        if params.dimensions is not None and params.dimensions > self.hidden_size:
+            wanted, change = f"1 to {self.hidden_size}, the model's hidden size", "pass another dimensions"
+            got = str(params.dimensions)
+            raise RequestError("dimensions is out of range", param="dimensions", got=got, wanted=wanted, change=change)
+        check_fits(self.limits, len(ids), 0)
+        self.check_ids("prompt", ids)
+        return TokenRules(0, pooling=params.pooling)
 
     def _max_new_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         limits = self.limits

@@ -36,7 +36,8 @@ class ScheduledStep:
 
     Attributes:
         plan: the plan.
-        sampled, scored: by slot, requests whose next id is sampled, and those of whose prompt log-probs are taken.
+        sampled, scored, pooled: by slot, requests whose next id is sampled, those of whose prompt log-probs are taken, and those
+            whose vector comes.
         score_room: prompt tokens that may still be scored. A request whose turn comes may score one even where none is left, so
             that nobody waits for another's long prompt.
         written: of those with a page that is full once the step is done and cannot be found yet: (request, how many pages of it
@@ -47,6 +48,7 @@ class ScheduledStep:
     plan: StepPlan
     sampled: dict[int, Request] = field(default_factory=dict)
     scored: dict[int, Request] = field(default_factory=dict)
+    pooled: dict[int, Request] = field(default_factory=dict)
     score_room: int = PROMPT_LOGIT_ROWS
     written: list[tuple[Request, int, int]] = field(default_factory=list)
     load: StepLoad = field(default_factory=StepLoad)
@@ -227,17 +229,20 @@ class Scheduler:
     def _place(self, request: Request, count: int, step: ScheduledStep) -> None:
         """Put ``count`` tokens of ``request`` into the plan."""
         slot, start, end = request.slot or 0, request.num_computed, request.num_computed + count
-        samples = end == request.num_tokens
+        is_end, pooling = end == request.num_tokens, request.rules.pooling
+        samples, pools = is_end and not pooling, is_end and bool(pooling)
         # The id sampled last in this slot is on the device, collected or not; every other id is known here.
         newest = request.holds_newest and count == 1
         token_ids = () if newest else tuple(request.token_ids[start:end])
         targets = _score(request, end, step) if request.rules.needs_prompt_logits else ()
         mask = (request.mask or b"") if samples else b""
-        chunk = Chunk(slot, start, token_ids, samples, targets, mask)
+        chunk = Chunk(slot, start, token_ids, samples, targets, mask, pools)
         (step.plan.decodes if count == 1 else step.plan.prefills).append(chunk)
         if end // PAGE_SIZE > request.prefix.num_pages:
             step.written.append((request, end // PAGE_SIZE, request.num_preemptions))
         request.num_computed = end
+        if pools:
+            step.pooled[slot] = request
         if samples:
             request.num_in_flight += 1
             request.mask = None if request.rules.grammar is not None else b""
@@ -285,4 +290,5 @@ def _setup(request: Request, slot: int) -> SlotSetup:
         prompt_logprobs=rules.prompt_logprobs,
         adjust=rules.adjust,
         token_ids=() if rules.adjust is None else tuple(request.token_ids),
+        pooling=rules.pooling,
     )

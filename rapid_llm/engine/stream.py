@@ -3,10 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 
+from rapid_llm.engine.embedding import EmbeddingRequest
 from rapid_llm.engine.output import OutputReader, RequestOutput
 from rapid_llm.engine.request import TokenOutput
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.errors import RapidError
+
+Follower = TextRequest | EmbeddingRequest
+"""The text half of a sequence: of an answer, or of a prompt that becomes a vector."""
 
 
 class OutputStream:
@@ -16,7 +20,7 @@ class OutputStream:
     waits for it.
     """
 
-    def __init__(self, answers: Sequence[TextRequest]) -> None:
+    def __init__(self, answers: Sequence[Follower]) -> None:
         self.answers = [StreamedAnswer(answer, self) for answer in answers]
         self._reader = OutputReader(answers[0].output)
         self._news = asyncio.Event()
@@ -51,7 +55,7 @@ class OutputStream:
 class StreamedAnswer:
     """What the engine tells of one answer."""
 
-    def __init__(self, request: TextRequest, stream: OutputStream) -> None:
+    def __init__(self, request: Follower, stream: OutputStream) -> None:
         self._request, self._stream = request, stream
 
     def take(self, output: TokenOutput) -> bool:

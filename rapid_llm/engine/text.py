@@ -11,12 +11,13 @@ from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.errors import RapidError
 from rapid_llm.step import ALL_BANNED, NO_NUMBER, NO_WAY_ON, SampledToken
 
-_FAILURES = {
+FAILURES = {
     NO_NUMBER: "the model's output held no number to sample from (NaN, or -inf alone): the weights or the KV pool are damaged",
     ALL_BANNED: EVERY_TOKEN_BANNED,
     NO_WAY_ON: "the grammar could not be followed any further: it is too complex, or no token of the model goes on from here; "
     "make it simpler",
 }
+"""What each failure of step.py means, for users."""
 
 
 def follow(output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer, *, continues: bool) -> "list[TextRequest]":
@@ -68,9 +69,11 @@ class TextRequest:
         if self.finished:
             return True
         if update.finish_reason is not None:
+            if update.ending is not None and self.answer.logprobs is not None:
+                self.answer.ending = (update.ending.token_id, self._logprob_entry(update.ending))
             self._end(update.finish_reason, update.stop_id)
             if self.answer.finish_reason == "error":
-                self.output.error = _FAILURES[update.failure]
+                self.output.error = FAILURES[update.failure]
         return False
 
     def fail(self, error: RapidError) -> None:

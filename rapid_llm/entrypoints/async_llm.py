@@ -4,6 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -11,13 +12,13 @@ from types import TracebackType
 from typing import Any, cast
 
 from rapid_llm.checkpoint.locate import locate
-from rapid_llm.config import EngineConfig, ResolvedConfig, SamplingParams
+from rapid_llm.config import EngineConfig, PoolingParams, ResolvedConfig, SamplingParams
 from rapid_llm.engine.client import EngineClient
 from rapid_llm.engine.frontend import Encoded, Frontend, Message, Prompt, Tool, open_model
 from rapid_llm.engine.messages import Progress, Start, Stats
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.engine.request import TokenRules
-from rapid_llm.engine.stream import OutputStream
+from rapid_llm.engine.stream import Follower, OutputStream
 from rapid_llm.errors import RapidError, RequestError
 from rapid_llm.kernels.dispatcher.served_kernel import ServedKernel
 from rapid_llm.ledger import StartupLedger
@@ -157,7 +158,8 @@ class AsyncLLM:
 
         Raises: RequestError before the first item when anything is refused; EngineDiedError when the engine's process ends.
         """
-        return self._follow(partial(Frontend.encode, prompt=prompt), params or SamplingParams(), request_id, continues=True)
+        begin = partial(_begin, params=params or SamplingParams(), continues=True)
+        return self._follow(partial(Frontend.encode, prompt=prompt), begin, request_id)
 
     def chat(
         self,
@@ -175,7 +177,21 @@ class AsyncLLM:
             request_id: as for ``generate``.
         """
         encode = partial(Frontend.encode_chat, messages=messages, tools=tools)
-        return self._follow(encode, params, request_id, continues=False)
+        return self._follow(encode, partial(_begin, params=params, continues=False), request_id)
+
+    async def embed(self, prompt: Prompt, params: PoolingParams | None = None, request_id: str | None = None) -> RequestOutput:
+        """Turn a prompt into a vector, ``.embedding`` of what comes back, as ``LLM.embed`` does. Cancelling ends the request.
+
+        Args:
+            prompt: a text or a list of token ids.
+            params: None is PoolingParams().
+            request_id: as for ``generate``.
+
+        Raises: as ``generate`` does.
+        """
+        begin = partial(_begin_embedding, params=params or PoolingParams())
+        async with aclosing(self._follow(partial(Frontend.encode, prompt=prompt), begin, request_id)) as outputs:
+            return await anext(outputs)
 
     def abort(self, request_id: str) -> None:
         """End a request: its stream yields a last item whose finish_reason is "abort". Unknown and ended ids are no error."""
@@ -197,7 +213,7 @@ class AsyncLLM:
         return self._client().silence()
 
     async def _follow(
-        self, encode: Callable[[Frontend], Encoded], params: SamplingParams | None, request_id: str | None, *, continues: bool
+        self, encode: Callable[[Frontend], Encoded], begin: "_Begin", request_id: str | None
     ) -> AsyncGenerator[RequestOutput]:
         name = next(name for name in map(str, self._numbers) if name not in self._open) if request_id is None else request_id
         if name in self._open:
@@ -206,9 +222,8 @@ class AsyncLLM:
         try:
             frontend = await self.frontend()
             encoded = await asyncio.to_thread(encode, frontend)  # a long prompt takes a while, and others are streaming
-            params = frontend.default_chat_params() if params is None else params
-            rules = frontend.rules(encoded[1], params)
-            stream = OutputStream(frontend.follow(name, encoded, params, continues=continues))
+            rules, followers = begin(frontend, name, encoded)
+            stream = OutputStream(followers)
             request.begin(stream, encoded[1], rules)
             finished = False
             while not finished:
@@ -242,6 +257,24 @@ class AsyncLLM:
         self.progress = progress
         if self._on_progress is not None:
             self._on_progress(progress)
+
+
+_Begin = Callable[[Frontend, str, Encoded], tuple[list[TokenRules], Sequence[Follower]]]
+"""Both halves of a request under an id, of each of its answers."""
+
+
+def _begin(
+    frontend: Frontend, name: str, encoded: Encoded, *, params: SamplingParams | None, continues: bool
+) -> tuple[list[TokenRules], Sequence[Follower]]:
+    params = frontend.default_chat_params() if params is None else params
+    return frontend.rules(encoded[1], params), frontend.follow(name, encoded, params, continues=continues)
+
+
+def _begin_embedding(
+    frontend: Frontend, name: str, encoded: Encoded, *, params: PoolingParams
+) -> tuple[list[TokenRules], Sequence[Follower]]:
+    rules, follower = frontend.embed(name, encoded, params)
+    return [rules], [follower]
 
 
 class _Open:

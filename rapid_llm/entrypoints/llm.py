@@ -8,10 +8,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from rapid_llm.checkpoint.locate import locate
-from rapid_llm.config import EngineConfig, SamplingParams
+from rapid_llm.config import EngineConfig, PoolingParams, SamplingParams
 from rapid_llm.engine.frontend import Encoded, Frontend, Message, Prompt, Tool, open_model
 from rapid_llm.engine.output import OutputReader, RequestOutput
 from rapid_llm.engine.request import Request
+from rapid_llm.engine.stream import Follower
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.entrypoints.compile_ahead import CompileAhead
@@ -74,7 +75,7 @@ class LLM:
             self._engine = build_engine(self.config, source, self.ledger, progress, compilers.wait, self.tokenizer)
         with self.ledger.phase("checks of requests"):
             self._frontend = Frontend(source, self.tokenizer, self._engine.config)
-        self._live: dict[str, TextRequest] = {}
+        self._live: dict[str, Follower] = {}
         self._numbers = count()
         self._lock = threading.RLock()
 
@@ -139,6 +140,31 @@ class LLM:
         [params] = self._params_for(1, params, default)
         return self._follow(self._prepare([encoded], [params], continues=not chats))
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str = "last",
+        *,
+        normalize: bool = True,
+        dimensions: int | None = None,
+    ) -> list[RequestOutput]:
+        """Turn each prompt into a vector: the model's own hidden states, which mean most where it was trained to give some.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            pooling, normalize, dimensions: as in PoolingParams.
+
+        Returns: one output a prompt, in their order, with ``embedding``, and no answers.
+        Raises: RequestError when any prompt or value is refused; then none has run.
+        """
+        params = PoolingParams(pooling, normalize, dimensions)
+        each = [prompts] if is_single_prompt(prompts) else list(prompts)
+        encoded = [self._frontend.encode(prompt) for prompt in each]
+        pairs = [self._frontend.embed(str(next(self._numbers)), one, params) for one in encoded]
+        prepared = [(its, Request(its.id, list(ids), rules)) for (_, ids), (rules, its) in zip(encoded, pairs, strict=True)]
+        self._finish(prepared)
+        return [its.output for its, _ in prepared]
+
     def default_chat_params(self) -> SamplingParams:
         """SamplingParams with the values that the model's generation_config recommends."""
         return self._frontend.default_chat_params()
@@ -163,14 +189,18 @@ class LLM:
 
     def _run(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[RequestOutput]:
         prepared = self._prepare(encoded, params, continues=continues)
-        answers = [answer for answer, _ in prepared]
+        self._finish(prepared)
+        return [answer.output for answer, _ in prepared if answer.answer.index == 0]
+
+    def _finish(self, prepared: Sequence[tuple[Follower, Request]]) -> None:
+        """Run until all of them have ended."""
+        followers = [follower for follower, _ in prepared]
         try:
             self._queue(prepared)
-            while not all(answer.finished for answer in answers):
+            while not all(follower.finished for follower in followers):
                 self._step()
         finally:
-            self._drop(answers)
-        return [answer.output for answer in answers if answer.answer.index == 0]
+            self._drop(followers)
 
     def _prepare(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[_Prepared]:
         """Both halves of all answers to all prompts. Raises where one can never run."""
@@ -183,7 +213,7 @@ class LLM:
             prepared += [(one, Request(one.id, list(ids), its_rules)) for one, its_rules in zip(answers, rules, strict=True)]
         return prepared
 
-    def _queue(self, prepared: list[_Prepared]) -> None:
+    def _queue(self, prepared: Sequence[tuple[Follower, Request]]) -> None:
         with self._lock:
             for answer, request in prepared:
                 self._live[answer.id] = answer
@@ -203,7 +233,7 @@ class LLM:
                 request_id, error = self._engine.refused.popitem()
                 self._live[request_id].fail(error)
 
-    def _drop(self, answers: list[TextRequest]) -> None:
+    def _drop(self, answers: Sequence[Follower]) -> None:
         with self._lock:
             for answer in answers:
                 self._live.pop(answer.id, None)

@@ -111,11 +111,15 @@ class LlamaForCausalLM:
 
     def __call__(self, batch: ForwardBatch, pools: Sequence[LayerPool]) -> torch.Tensor:
         """Run one packed step over the per-layer ``pools``; logits [S, vocab_size] of ``batch.sampled_rows``."""
+        return self.head(self.hidden(batch, pools), batch.sampled_rows)
+
+    def hidden(self, batch: ForwardBatch, pools: Sequence[LayerPool]) -> torch.Tensor:
+        """The same up to the head: hidden states [T, hidden_size] of all tokens, behind the last norm."""
         residual = self.embedding(batch.token_ids)
         x: Activations = self.layers[0].input_norm(residual)
         for layer, pool, next_norm in zip(self.layers, pools, self.next_norms, strict=True):
             x = layer(x, residual, batch, pool, next_norm)
-        return self.head(_plain(x), batch.sampled_rows)
+        return _plain(x)
 
     def of_distinct_layers(self) -> Callable[[ForwardBatch, Sequence[LayerPool]], torch.Tensor]:
         """The model without layers that launch what one before them does: whose weights have the same names, shapes and kinds.

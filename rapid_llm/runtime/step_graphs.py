@@ -127,12 +127,27 @@ class StepGraphs:
 
     def all_logits(self, step: StepArrays) -> torch.Tensor:
         """Logits of a step that scores prompt tokens, of as many rows as that may be; nothing is drawn. Run by launches."""
+        return self._logits(self._filled(step), self._padded_rows(step))[: len(step.sampled_rows)]
+
+    def hidden(self, step: StepArrays, model: Model) -> tuple[torch.Tensor, torch.Tensor]:
+        """What ``model``, the part of it before the head, gives for a step's tokens, and padding; and the rows of ``all_logits``.
+
+        Run by launches; nothing is drawn.
+        """
+        rows = self._padded_rows(step)
+        return self._logits(self._filled(step), rows, model), rows
+
+    def _filled(self, step: StepArrays) -> "PaddedStep":
+        """A step on the device, of which nothing is drawn."""
         padded = self._steps[self.bucket_of(step)]
         padded.fill(replace(step, sampled_rows=_NONE, sampled_slots=_NONE, sampled_positions=_NONE))
+        return padded
+
+    def _padded_rows(self, step: StepArrays) -> torch.Tensor:
         wanted = len(step.sampled_rows)
         rows = np.zeros(self._logit_sizes[bisect_left(self._logit_sizes, wanted)], dtype=np.int32)
         rows[:wanted] = step.sampled_rows
-        return self._logits(padded, to_device((rows,), self._ids.device)[0])[:wanted]
+        return to_device((rows,), self._ids.device)[0]
 
     def prepare(self, distinct: Model | None) -> None:
         """Make every launch once, on padding alone, and capture the graphs that the first requests will want.

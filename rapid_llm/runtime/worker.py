@@ -3,14 +3,17 @@
 import importlib.util
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from rapid_llm.config import ResolvedConfig
+from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.placement import Placement
-from rapid_llm.runtime.batch_builder import BatchBuilder
+from rapid_llm.runtime.batch_builder import BatchBuilder, StepArrays
 from rapid_llm.runtime.kv_pool import KVPool
+from rapid_llm.runtime.pooler import PooledPrompts, Pooler
 from rapid_llm.runtime.prompt_scorer import PromptScorer, ScoredPrompts
 from rapid_llm.runtime.recorded_steps import Model, RecordedSteps
 from rapid_llm.runtime.sampler import SampledStep, Sampler
@@ -27,6 +30,22 @@ _BESIDE_GRAPHS = (
 )  # launched for themselves, where a step needs them
 
 
+class Network(Protocol):
+    """A model, its two parts too.
+
+    Attributes:
+        head: hidden states [T, hidden_size] and rows [S] int32 to logits [S, vocab_size].
+    """
+
+    head: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def __call__(self, batch: ForwardBatch, pools: Sequence[LayerPool]) -> torch.Tensor:
+        """Logits [S, vocab_size] of the sampled rows."""
+
+    def hidden(self, batch: ForwardBatch, pools: Sequence[LayerPool]) -> torch.Tensor:
+        """Hidden states [T, hidden_size]."""
+
+
 class Worker:
     """Owns the model, the KV pool and the device's per-slot tables.
 
@@ -36,7 +55,7 @@ class Worker:
         graphs: runs steps padded and captured; None runs them as long as they are, by ``forward`` (a CPU).
     """
 
-    def __init__(self, config: ResolvedConfig, place: Placement, model: Model, pool: KVPool, vocab_size: int) -> None:
+    def __init__(self, config: ResolvedConfig, place: Placement, model: Network, pool: KVPool, vocab_size: int) -> None:
         self.model, self.pool = model, pool
         on_cpu = place.device.type == "cpu"
         self.depth = 0 if on_cpu else 1
@@ -48,6 +67,7 @@ class Worker:
         ids = torch.zeros(slots if on_cpu else room_for_steps(config), dtype=torch.int32, device=place.device)
         self.sampler = Sampler(config, place, vocab_size, ids[:slots])
         self.scorer = PromptScorer(config, place, vocab_size)
+        self.pooler = Pooler()
         self.graphs: StepGraphs | None = None
         if not on_cpu:
             waiting = [op for op in place.ops_in_plain_torch() if op not in _BESIDE_GRAPHS]
@@ -82,6 +102,7 @@ class Worker:
         clock = self._clock()
         self.sampler.setup(plan.slots)
         self.scorer.setup(plan.slots)
+        self.pooler.setup(plan.slots)
         self.builder.add_pages(plan.pages)
         submitted = self._run(plan, clock)
         if self.graphs is not None and self.graphs.pending:
@@ -89,8 +110,12 @@ class Worker:
         return submitted
 
     def _run(self, plan: StepPlan, clock: "HostClock | DeviceClock") -> "SubmittedStep":
-        step, drawn, scored = self.builder.arrays(plan), None, None
-        if self.graphs is None:
+        step, drawn, scored, pooled = self.builder.arrays(plan), None, None, None
+        if self.pooler.wants(plan):
+            hidden, rows = self._hidden(step)
+            pooled = self.pooler(hidden, plan)
+            logits = self.model.head(hidden, rows)[: len(step.sampled_rows)] if len(step.sampled_rows) else hidden
+        elif self.graphs is None:
             logits = self.forward(self.builder.build(step, self.sampler.last_ids))
         elif step.scores:
             logits = self.graphs.all_logits(step)
@@ -102,7 +127,14 @@ class Worker:
         slots = step.sampled_slots.tolist()
         masks = {chunk.slot: chunk.mask for chunk in plan.chunks if chunk.mask}
         sampled = self.sampler(logits, slots, step.sampled_positions.tolist(), drawn, masks) if slots else None
-        return SubmittedStep(sampled, scored, clock)
+        return SubmittedStep(sampled, scored, pooled, clock)
+
+    def _hidden(self, step: StepArrays) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of a step, run by its launches, and the rows to take logits of, padded on a GPU."""
+        if self.graphs is not None:
+            return self.graphs.hidden(step, self.model.hidden)
+        batch = self.builder.build(step, self.sampler.last_ids)
+        return self.model.hidden(batch, self.pool.layers), batch.sampled_rows
 
 
 def _tell_of_loads(hear: Callable[..., None]) -> None:
@@ -116,18 +148,26 @@ def _tell_of_loads(hear: Callable[..., None]) -> None:
 class SubmittedStep:
     """A step on its way. On a GPU its ids travel to pinned memory behind it."""
 
-    def __init__(self, sampled: SampledStep | None, scored: ScoredPrompts | None, clock: "HostClock | DeviceClock") -> None:
-        self.sampled, self.scored, self.clock = sampled, scored, clock
+    def __init__(
+        self,
+        sampled: SampledStep | None,
+        scored: ScoredPrompts | None,
+        pooled: PooledPrompts | None,
+        clock: "HostClock | DeviceClock",
+    ) -> None:
+        self.sampled, self.scored, self.pooled, self.clock = sampled, scored, pooled, clock
         if isinstance(clock, DeviceClock):
             self.sampled = None if sampled is None else sampled.to_host()
             self.scored = None if scored is None else scored.to_host()
+            self.pooled = None if pooled is None else pooled.to_host()
         clock.stop()
 
     def result(self) -> StepResult:
         """Wait for this step, and for this step only."""
         seconds = self.clock.seconds()
         tokens = {} if self.sampled is None else self.sampled.tokens()
-        return StepResult(tokens, {} if self.scored is None else self.scored.tokens(), seconds)
+        scored = {} if self.scored is None else self.scored.tokens()
+        return StepResult(tokens, scored, {} if self.pooled is None else self.pooled.vectors(), seconds)
 
 
 class HostClock:

@@ -79,6 +79,27 @@ def test_padded_steps_choose_the_same_ids(folder, temperature):
     assert ids(padded) == ids(exact)
 
 
+def test_padded_steps_bring_the_same_vectors_beside_others(folder):
+    found = []
+    for padded in (False, True):
+        engine = tiny_engine(folder, padded=padded)
+        for number, (length, pooling) in enumerate([(70, "mean"), (17, ""), (60, "last"), (1, "mean"), (33, "mean"), (20, "")]):
+            rules = TokenRules(0, pooling=pooling) if pooling else TokenRules(9, temperature=0.0)
+            engine.add(Request(str(number), [(11 * number + i) % 256 for i in range(length)], rules))
+        outputs = []
+        while engine.has_work:
+            outputs += engine.step()
+        found.append(
+            {one.request_id: torch.frombuffer(bytearray(one.vector), dtype=torch.float32) for one in outputs if one.vector}
+        )
+        found.append(ids({name: [one.token for one in outputs if one.request_id == name and one.token] for name in ("1", "5")}))
+    exact, ids_exact, padded, ids_padded = found
+    assert ids_padded == ids_exact
+    assert exact.keys() == padded.keys() == {"0", "2", "3", "4"}
+    for name, vector in exact.items():
+        torch.testing.assert_close(padded[name], vector, atol=1e-5, rtol=1e-5)
+
+
 def test_captured_steps_choose_the_same_ids_and_none_waits_for_its_capture(folder):
     replays = Replays()
     engine = tiny_engine(folder, padded=True, capture=replays)

@@ -11,7 +11,10 @@ from rapid_llm.entrypoints.protocol.usage import Usage
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """One prompt or several, each a text or a list of token ids; with ``echo`` the prompt stands before its answer."""
+    """One prompt or several, each a text or a list of token ids; with ``echo`` the prompt stands before its answer.
+
+    With ``echo`` and ``max_tokens`` 0 there is no answer: the prompt's own log-probs are what is asked for.
+    """
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -19,7 +22,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Lists with an entry a token; the first of a prompt has null, since nothing stands before it. Offsets are in characters."""
+    """Lists with an entry a token, the end of text that ended the answer included; the first of a prompt has null, since nothing
+    stands before it. Offsets are in characters."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -42,9 +42,13 @@ class RequestFields(ForModel, kw_only=True):
 
 
 class StreamOptions(Strict, kw_only=True):
-    """``include_usage`` adds a last chunk that counts tokens; ``include_obfuscation`` may be false, which it always is."""
+    """``include_usage`` adds a last chunk that counts tokens, ``continuous_usage_stats`` counts them on every chunk.
+
+    ``include_obfuscation`` may be false, which it always is.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
@@ -94,6 +98,11 @@ class SamplingFields(DrawingFields, kw_only=True):
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that counts tokens."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_always(self) -> bool:
+        """Whether every chunk of a stream counts tokens."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 _NOT_SAMPLING = (*RequestFields.__struct_fields__, "stream", "stream_options")

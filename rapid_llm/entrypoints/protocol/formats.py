@@ -16,6 +16,10 @@ class TextFormat(Strict, kw_only=True, tag_field="type", tag="text"):
         """Nothing is forbidden."""
         return
 
+    def for_chat(self) -> "TextFormat":
+        """As chat writes it."""
+        return self
+
 
 class JsonObjectFormat(Strict, kw_only=True, tag_field="type", tag="json_object"):
     """Any JSON object."""
@@ -23,6 +27,10 @@ class JsonObjectFormat(Strict, kw_only=True, tag_field="type", tag="json_object"
     def grammar(self) -> Grammar:
         """As SamplingParams takes it."""
         return Grammar("json_object")
+
+    def for_chat(self) -> "JsonObjectFormat":
+        """As chat writes it."""
+        return self
 
 
 class JsonSchema(Strict, kw_only=True):
@@ -51,6 +59,10 @@ class JsonSchemaFormat(Strict, kw_only=True, tag_field="type", tag="json_schema"
 class FlatSchemaFormat(JsonSchema, kw_only=True, tag_field="type", tag="json_schema"):
     """JSON by a schema, as /v1/responses writes it."""
 
+    def for_chat(self) -> JsonSchemaFormat:
+        """As chat writes it."""
+        return JsonSchemaFormat(json_schema=JsonSchema(schema=self.schema, name=self.name))
+
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 """Of chat completions."""
@@ -58,9 +70,7 @@ ResponseTextFormat = TextFormat | JsonObjectFormat | FlatSchemaFormat
 """Of /v1/responses."""
 
 
-def format_grammar(
-    format: ResponseFormat | ResponseTextFormat | None, grammar: GrammarField | None, name: str
-) -> dict[str, Grammar]:
+def format_grammar(format: ResponseFormat | None, grammar: GrammarField | None, name: str) -> dict[str, Grammar]:
     """The value of SamplingParams that a format stands for, if it stands for one; the request calls it ``name``.
 
     Raises: RequestError when it cannot be used, or ``grammar`` says something as well.

@@ -4,39 +4,24 @@ from typing import Any, Literal
 
 import msgspec
 
-from rapid_llm.entrypoints.protocol.chat import template_role
+from rapid_llm.entrypoints.protocol.chat import ChatMessage, ChatRequest
 from rapid_llm.entrypoints.protocol.fields import DrawingFields, Strict
 from rapid_llm.entrypoints.protocol.formats import ResponseTextFormat
+from rapid_llm.entrypoints.protocol.response_items import InputItem, OutputItem, OutputText, ReasoningText, messages_of
 
 
-class InputText(Strict, kw_only=True, tag_field="type", tag="input_text"):
-    """A piece of what a user says."""
+class FunctionTool(Strict, kw_only=True, tag_field="type", tag="function"):
+    """A function that the model may call; ``parameters`` is a JSON schema."""
 
-    text: str
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
-
-class SaidText(Strict, kw_only=True, tag_field="type", tag="output_text"):
-    """A piece of an earlier answer, as it came."""
-
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class InputMessage(Strict, kw_only=True):
-    """One message; an item of an earlier answer's ``output`` may be sent as it came."""
-
-    role: str
-    content: str | list[InputText | SaidText]
-    type: Literal["message"] = "message"
-    id: str | None = None
-    status: str | None = None
-    phase: None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates read it."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": template_role(self.role), "content": content}
+    def for_chat(self) -> dict[str, Any]:
+        """As a chat request has it."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {"type": "function", "function": {name: value for name, value in values.items() if value is not None}}
 
 
 class TextSettings(Strict, kw_only=True):
@@ -54,39 +39,41 @@ class ObfuscationOptions(Strict, kw_only=True):
 class ResponsesRequest(DrawingFields, kw_only=True):
     """A conversation and how its answer is drawn. ``previous_response_id`` may only be null, since no response is kept."""
 
-    input: str | list[InputMessage]
+    input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: TextSettings | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     previous_response_id: None = None
     stream_options: ObfuscationOptions | None = None
 
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation, as chat templates read it."""
-        before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        if isinstance(self.input, str):
-            return [*before, {"role": "user", "content": self.input}]
-        return [*before, *(message.for_template() for message in self.input)]
+    def for_chat(self) -> ChatRequest:
+        """The same as a chat request, which its answer is drawn for.
+
+        Raises: RequestError when an item of the input cannot be used.
+        """
+        before = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
+        said = [ChatMessage(role="user", content=self.input)] if isinstance(self.input, str) else messages_of(self.input)
+        shared = {name: getattr(self, name) for name in DrawingFields.__struct_fields__}
+        return ChatRequest(
+            **shared,
+            messages=[*before, *said],
+            max_tokens=self.max_output_tokens,
+            response_format=None if self.text is None or self.text.format is None else self.text.format.for_chat(),
+            tools=[tool.for_chat() for tool in self.tools] if self.tools is not None else None,
+            tool_choice=_choice_for_chat(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+        )
 
 
-class OutputText(msgspec.Struct, kw_only=True):
-    """The text of an answer."""
-
-    type: Literal["output_text"] = "output_text"
-    text: str
-    annotations: list[Any] = []
-
-
-class OutputMessage(msgspec.Struct, kw_only=True):
-    """What the model said; ``status`` is "in_progress", "completed" or "incomplete"."""
-
-    type: Literal["message"] = "message"
-    id: str
-    role: Literal["assistant"] = "assistant"
-    status: str
-    content: list[OutputText]
+def _choice_for_chat(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function" and choice.keys() == {"type", "name"}:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice
 
 
 class IncompleteDetails(msgspec.Struct):
@@ -102,7 +89,7 @@ class InputTokensDetails(msgspec.Struct):
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """Tokens of the answer that are reasoning."""
+    """Tokens of the answer that are reasoning, as the tokenizer counts its text."""
 
     reasoning_tokens: int = 0
 
@@ -125,7 +112,7 @@ class Response(msgspec.Struct, kw_only=True):
     created_at: int
     status: str
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     error: None = None
     incomplete_details: IncompleteDetails | None = None
     usage: ResponseUsage | None = None
@@ -134,11 +121,11 @@ class Response(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    parallel_tool_calls: bool = False
+    parallel_tool_calls: bool
     previous_response_id: None = None
     store: bool = False
-    tool_choice: str = "none"
-    tools: list[Any] = []
+    tool_choice: str | dict[str, Any]
+    tools: list[FunctionTool]
     truncation: str = "disabled"
 
 
@@ -151,10 +138,12 @@ class ResponseEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     item_id: str | None = None
     output_index: int | None = None
     content_index: int | None = None
-    item: OutputMessage | None = None
-    part: OutputText | None = None
+    item: OutputItem | None = None
+    part: OutputText | ReasoningText | None = None
     delta: str | None = None
     text: str | None = None
+    name: str | None = None
+    arguments: str | None = None
     logprobs: list[Any] | None = None
     code: str | None = None
     message: str | None = None

@@ -1,5 +1,7 @@
 """/tokenize and /detokenize: the model's tokenizer, as requests go through it."""
 
+from typing import Any
+
 import msgspec
 
 from rapid_llm.entrypoints.protocol.chat import ChatMessage
@@ -7,10 +9,12 @@ from rapid_llm.entrypoints.protocol.fields import ForModel
 
 
 class TokenizeRequest(ForModel, kw_only=True):
-    """A text as /v1/completions would take it, or a conversation as /v1/chat/completions would: one of the two."""
+    """A text as /v1/completions would take it, or a conversation, with its tools, as /v1/chat/completions would."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     add_special_tokens: bool = True
 
 

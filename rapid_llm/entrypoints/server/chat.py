@@ -49,7 +49,7 @@ class ChatWriter:
         self._most, self._naming, self._tokenizer = plan.params.logprobs or 0, naming, tokenizer
         self._readers = [MessageReader(plan.parser(), plan.most_calls) for _ in range(plan.params.n)]
         self._usage = None if ask.includes_usage else UNSET
-        self._counts_tokens = ask.includes_usage
+        self._counts_tokens, self._counts_always = ask.includes_usage, ask.counts_always
         self._seen: dict[int, int] = {}
         self._ended: set[int] = set()
 
@@ -107,5 +107,6 @@ class ChatWriter:
             UNSET if answer.stop_reason is None else answer.stop_reason,
         )
         scores = output.prompt_logprobs if is_first and answer.index == 0 and output.prompt_logprobs is not None else UNSET
-        chunk = ChatCompletionChunk(**self._naming.fields, choices=[choice], usage=self._usage, prompt_logprobs=scores)
+        usage = Usage.of([output]) if self._counts_always else self._usage
+        chunk = ChatCompletionChunk(**self._naming.fields, choices=[choice], usage=usage, prompt_logprobs=scores)
         return event(_encode(chunk))

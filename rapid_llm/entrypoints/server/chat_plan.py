@@ -40,8 +40,16 @@ class ChatPlan:
     renamed: Mapping[str, str]
 
 
-async def plan_chat(ask: ChatRequest, frontend: "Frontend", format_setting: str | None) -> ChatPlan:
-    """Put it together; ``format_setting`` is the server's tool_format.
+async def plan_chat(
+    ask: ChatRequest, frontend: "Frontend", format_setting: str | None, format_name: str = "response_format"
+) -> ChatPlan:
+    """Put it together.
+
+    Args:
+        ask: the request.
+        frontend: the model's.
+        format_setting: the server's tool_format.
+        format_name: what the request calls its response format.
 
     Raises: RequestError when something cannot be used, or two fields contradict each other.
     """
@@ -56,7 +64,7 @@ async def plan_chat(ask: ChatRequest, frontend: "Frontend", format_setting: str 
     reasons, inside = marks_reasoning(template), False
     if reasons:
         inside = begins_inside(await asyncio.to_thread(frontend.render_chat, messages, tools.shown))
-    params, source = _params(ask, frontend.default_chat_params()), "grammar" if ask.grammar else "response_format"
+    params, source = _params(ask, frontend.default_chat_params(), format_name), "grammar" if ask.grammar else format_name
     if params.grammar is not None and inside:
         params = params.with_defaults(grammar=behind_reasoning(params.grammar, tokenizer))
     if tools.callable and params.grammar is not None:
@@ -76,7 +84,7 @@ async def plan_chat(ask: ChatRequest, frontend: "Frontend", format_setting: str 
     )
 
 
-def _params(ask: ChatRequest, defaults: SamplingParams) -> SamplingParams:
+def _params(ask: ChatRequest, defaults: SamplingParams, format_name: str) -> SamplingParams:
     if ask.top_logprobs is not None and not ask.logprobs:
         wanted, change = "logprobs true with it", "set logprobs, or leave top_logprobs out"
         raise RequestError(
@@ -89,5 +97,5 @@ def _params(ask: ChatRequest, defaults: SamplingParams) -> SamplingParams:
             got = f"{ask.max_tokens} and {ask.max_completion_tokens}"
             raise RequestError(problem, param="max_tokens", got=got, change=change)
         fields["max_tokens"] = ask.max_completion_tokens
-    more = format_grammar(ask.response_format, ask.grammar, "response_format")
+    more = format_grammar(ask.response_format, ask.grammar, format_name)
     return sampling_params(fields, defaults, logprobs=(ask.top_logprobs or 0) if ask.logprobs else None, **more)

@@ -1,6 +1,7 @@
 """POST /v1/completions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,11 +17,11 @@ from rapid_llm.entrypoints.server.bodies import read_for_model
 from rapid_llm.entrypoints.server.exchange import DONE, Exchange, event
 from rapid_llm.entrypoints.server.logprobs import CompletionLogprobsWriter
 from rapid_llm.entrypoints.server.naming import Naming
+from rapid_llm.entrypoints.server.prompts import prompts_of
 from rapid_llm.entrypoints.server.refusals import body_of
 from rapid_llm.errors import RapidError, RequestError
 
 if TYPE_CHECKING:
-    from rapid_llm.engine.frontend import Prompt
     from rapid_llm.engine.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
@@ -30,7 +31,7 @@ async def completions(request: Request) -> Exchange:
     """Continue prompts as they stand."""
     serving, ask, llm = await read_for_model(request, CompletionRequest)
     frontend = await llm.frontend()
-    prompts, params = _prompts(ask), _params(ask)
+    prompts, params = prompts_of("prompt", ask.prompt), _params(ask)
     if len(prompts) * params.n > MAX_ANSWERS:
         got, wanted = f"{len(prompts)} prompts with n {params.n}", f"at most {MAX_ANSWERS} answers in all"
         raise RequestError("prompt is out of range", param="prompt", got=got, wanted=wanted, change="send several requests")
@@ -40,24 +41,28 @@ async def completions(request: Request) -> Exchange:
     return Exchange(serving, streams, len(prompts) * params.n, writer, is_stream=bool(ask.stream), renamed={"": "prompt"})
 
 
-def _prompts(ask: CompletionRequest) -> "list[Prompt]":
-    """One prompt or several, by what the list holds."""
-    if isinstance(ask.prompt, str):
-        return [ask.prompt]
-    kinds = {type(part) for part in ask.prompt}
-    if kinds <= {int}:
-        return [[part for part in ask.prompt if isinstance(part, int)]]
-    if len(kinds) > 1:
-        wanted = "a string, a list of token ids, or a list of either"
-        raise RequestError("prompt cannot be used", param="prompt", got="a mixed list", wanted=wanted, change="send one of those")
-    return [part for part in ask.prompt if not isinstance(part, int)]
-
-
 def _params(ask: CompletionRequest) -> SamplingParams:
-    params = sampling_params(field_values(ask), SamplingParams(), logprobs=ask.logprobs)
+    # The model's words on the prompt alone: one token is drawn all the same, and is not told.
+    more = {"max_tokens": 1} if _is_echo_alone(ask) else {}
+    params = sampling_params(field_values(ask), SamplingParams(), logprobs=ask.logprobs, **more)
     if ask.echo and params.logprobs is not None:
         return params.with_defaults(prompt_logprobs=max(params.logprobs, params.prompt_logprobs or 0))
     return params
+
+
+def _is_echo_alone(ask: CompletionRequest) -> bool:
+    return bool(ask.echo) and ask.max_tokens == 0
+
+
+def _without_answer(output: RequestOutput) -> RequestOutput:
+    """The prompt alone, as the answer of no tokens to it."""
+    outputs = [
+        CompletionOutput(
+            answer.index, finish_reason=answer.finish_reason and "length", logprobs=None if answer.logprobs is None else []
+        )
+        for answer in output.outputs
+    ]
+    return replace(output, outputs=outputs)
 
 
 class CompletionWriter:
@@ -65,13 +70,14 @@ class CompletionWriter:
 
     def __init__(self, ask: CompletionRequest, params: SamplingParams, naming: Naming, tokenizer: "Tokenizer") -> None:
         self._params, self._naming, self._tokenizer = params, naming, tokenizer
-        self._echoes, self._counts_tokens = bool(ask.echo), ask.includes_usage
-        self._shows_scores = ask.prompt_logprobs is not None
+        self._echoes, self._counts_tokens, self._counts_always = bool(ask.echo), ask.includes_usage, ask.counts_always
+        self._shows_scores, self._is_echo_alone = ask.prompt_logprobs is not None, _is_echo_alone(ask)
         self._usage = None if ask.includes_usage else UNSET
         self._answers: dict[int, _Answer] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The body of an answer that is sent at once."""
+        outputs = [self._shown(output) for output in outputs]
         choices = [
             self._choice(place, answer, output, answer.text) for place, output in enumerate(outputs) for answer in output.outputs
         ]
@@ -83,21 +89,27 @@ class CompletionWriter:
 
     def piece(self, place: int, output: RequestOutput) -> bytes:
         """An event for each answer that has grown."""
+        output = self._shown(output)
         grown = [(answer, self._answer(place, answer)) for answer in output.outputs]
         choices = [self._choice(place, answer, output, answer.delta) for answer, its in grown if its.is_news(answer)]
-        chunks = [Completion(**self._naming.fields, choices=[choice], usage=self._usage) for choice in choices]
+        usage = Usage.of([output]) if self._counts_always else self._usage
+        chunks = [Completion(**self._naming.fields, choices=[choice], usage=usage) for choice in choices]
         return b"".join(event(_encode(chunk)) for chunk in chunks)
 
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The chunk that counts tokens, and the end."""
         counts = b""
         if self._counts_tokens:
-            counts = event(_encode(Completion(**self._naming.fields, choices=[], usage=Usage.of(outputs))))
+            usage = Usage.of([self._shown(output) for output in outputs])
+            counts = event(_encode(Completion(**self._naming.fields, choices=[], usage=usage)))
         return counts + DONE
 
     def failure(self, error: RapidError) -> bytes:
         """An error event, and the end."""
         return event(body_of(error)) + DONE
+
+    def _shown(self, output: RequestOutput) -> RequestOutput:
+        return _without_answer(output) if self._is_echo_alone else output
 
     def _answer(self, place: int, answer: CompletionOutput) -> "_Answer":
         number = place * self._params.n + answer.index
@@ -126,6 +138,8 @@ class CompletionWriter:
         if answer.logprobs is None:
             return None
         token_ids, entries = answer.token_ids[its.num_told :], list(answer.logprobs[its.num_told :])
+        if answer.ending is not None:  # who sums up log-probs leaves the last one out, as OpenAI's completions bring it too
+            token_ids, entries = [*token_ids, answer.ending[0]], [*entries, answer.ending[1]]
         if self._echoes and not its.has_begun:
             token_ids = output.prompt_token_ids + token_ids
             entries = [*(output.prompt_logprobs or ()), *entries]

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -20,11 +20,15 @@ SEND_SECONDS = 60.0
 """How long a client may leave what it is sent unread, before it counts as gone."""
 
 
-class Writer(Protocol):
-    """Puts answers into the form of one endpoint."""
+class WholeWriter(Protocol):
+    """Puts answers that are sent at once into the form of one endpoint."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """The body of an answer that is sent at once."""
+        """The body of an answer."""
+
+
+class Writer(WholeWriter, Protocol):
+    """The same, and streams."""
 
     def begin(self) -> bytes:
         """The first events of a stream."""
@@ -47,7 +51,7 @@ class Exchange:
         streams: one for each prompt.
         count: places to hold: answers to all prompts.
         writer: the form of the answer.
-        is_stream: whether it is sent as it grows.
+        is_stream: whether it is sent as it grows, which ``writer`` must know how to.
         renamed: what fields that Python's errors name are called in this request; "" is an error that names none.
     """
 
@@ -56,13 +60,14 @@ class Exchange:
         serving: Serving,
         streams: Sequence[AsyncGenerator[RequestOutput]],
         count: int,
-        writer: Writer,
+        writer: WholeWriter,
         *,
         is_stream: bool,
         renamed: Mapping[str, str],
     ) -> None:
         self._serving, self._streams, self._count = serving, streams, count
         self._writer, self._is_stream, self._renamed = writer, is_stream, renamed
+        self._events = cast("Writer", writer)
         self._outputs: dict[int, RequestOutput] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,16 +104,16 @@ class Exchange:
         self, place: int, first: RequestOutput, news: AsyncIterator[tuple[int, RequestOutput]], send: Send, record: Record
     ) -> None:
         await send(_START)
-        await _send(send, self._writer.begin() + self._writer.piece(place, first))
+        await _send(send, self._events.begin() + self._events.piece(place, first))
         try:
             async for place, output in news:
-                if piece := self._writer.piece(place, output):
+                if piece := self._events.piece(place, output):
                     await _send(send, piece)
-            ending = self._writer.end(self._in_order)
+            ending = self._events.end(self._in_order)
             record.finish(self._in_order)
         except RapidError as error:
             record.fail()
-            ending = self._writer.failure(error)
+            ending = self._events.failure(error)
         await _send(send, ending, more=False)
 
     async def _at_once(self, news: AsyncIterator[tuple[int, RequestOutput]], record: Record) -> Response:

@@ -10,7 +10,7 @@ from rapid_llm.entrypoints.protocol.chat import AnswerMessage, ChatDelta
 from rapid_llm.entrypoints.protocol.tool_calls import FunctionCall, FunctionDelta, ToolCall, ToolCallDelta
 from rapid_llm.entrypoints.tools.events import CallArguments, CallStart, Content, Event, Parser, Reasoning
 
-_ID_CHARS = 9
+CALL_ID_CHARS = 9
 """Of letters and digits: the one length that Mistral's templates take, too."""
 
 
@@ -57,7 +57,7 @@ class MessageReader:
                 delta.reasoning_content = (delta.reasoning_content or "") + text
             case CallStart(index, name) if self._tells(index):
                 self._calls = True
-                begun = ToolCallDelta(index, FunctionDelta(name=name), uuid4().hex[:_ID_CHARS], "function")
+                begun = ToolCallDelta(index, FunctionDelta(name=name), uuid4().hex[:CALL_ID_CHARS], "function")
                 delta.tool_calls = [*(delta.tool_calls or ()), begun]
             case CallArguments(index, text) if self._tells(index):
                 if not delta.tool_calls or delta.tool_calls[-1].index != index:

@@ -67,7 +67,7 @@ def document() -> dict[str, Any]:
 def _operation(path: str, summary: str, ask: Kind | None, answer: Kind | None) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else {"application/json": _reference(answer)}
     if ask in STREAMS:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": _reference(STREAMS[ask])["schema"]}
+        content["text/event-stream"] = {"schema": _event(STREAMS[ask])}
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "The answer", "content": content}, **_refusals(path, answer)},
@@ -77,6 +77,12 @@ def _operation(path: str, summary: str, ask: Kind | None, answer: Kind | None) -
     if ask is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": _reference(ask)}}
     return operation
+
+
+def _event(kind: Kind) -> dict[str, Any]:
+    """One event of a stream, which ends with one whose data is "[DONE]" where its events have no names."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(kind)["schema"]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
 
 
 def _refusals(path: str, answer: Kind | None) -> dict[str, Any]:

@@ -1,22 +1,25 @@
-"""POST /v1/responses."""
+"""POST /v1/responses: a chat in OpenAI's newer form. Nothing is kept."""
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
 
 from rapid_llm.engine.output import RequestOutput
 from rapid_llm.entrypoints.protocol import responses as protocol
-from rapid_llm.entrypoints.protocol.fields import field_values, sampling_params
-from rapid_llm.entrypoints.protocol.formats import format_grammar
+from rapid_llm.entrypoints.protocol.response_items import ReasoningItem
 from rapid_llm.entrypoints.server.bodies import read_for_model
+from rapid_llm.entrypoints.server.chat_plan import ChatPlan, plan_chat
 from rapid_llm.entrypoints.server.exchange import Exchange, event
 from rapid_llm.entrypoints.server.naming import Naming
+from rapid_llm.entrypoints.server.output_items import OutputItems
 from rapid_llm.entrypoints.server.refusals import detail_of
 from rapid_llm.errors import RapidError
+
+if TYPE_CHECKING:
+    from rapid_llm.engine.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
 
@@ -25,17 +28,17 @@ async def responses(request: Request) -> Exchange:
     """Answer a conversation."""
     serving, ask, llm = await read_for_model(request, protocol.ResponsesRequest)
     frontend = await llm.frontend()
-    grammar = format_grammar(None if ask.text is None else ask.text.format, ask.grammar, "text")
-    params = sampling_params(field_values(ask), frontend.default_chat_params(), max_tokens=ask.max_output_tokens, **grammar)
-    writer = ResponseWriter(ask, Naming.of(request, serving, "resp", ask.ignored))
-    renamed = {"": "input", "prompt": "input", **({} if ask.grammar else {"grammar": "text"})}
-    return Exchange(serving, [llm.chat(ask.messages(), params)], 1, writer, is_stream=bool(ask.stream), renamed=renamed)
+    plan = await plan_chat(ask.for_chat(), frontend, serving.config.tool_format, "text")
+    writer = ResponseWriter(ask, plan, Naming.of(request, serving, "resp", ask.ignored), frontend.tokenizer)
+    renamed = {**plan.renamed, "": "input", "prompt": "input", "messages": "input"}
+    streams = [llm.chat(plan.messages, plan.params, plan.tools)]
+    return Exchange(serving, streams, 1, writer, is_stream=bool(ask.stream), renamed=renamed)
 
 
 class ResponseWriter:
-    """An answer as a response with one message."""
+    """An answer as a response."""
 
-    def __init__(self, ask: protocol.ResponsesRequest, naming: Naming) -> None:
+    def __init__(self, ask: protocol.ResponsesRequest, plan: ChatPlan, naming: Naming, tokenizer: "Tokenizer") -> None:
         fields = naming.fields
         self._settings: dict[str, Any] = {
             "id": fields["id"],
@@ -46,72 +49,62 @@ class ResponseWriter:
             "metadata": ask.metadata,
             "temperature": ask.temperature,
             "top_p": ask.top_p,
+            "tools": ask.tools or [],
+            "tool_choice": ask.tool_choice or ("auto" if ask.tools else "none"),
+            "parallel_tool_calls": ask.parallel_tool_calls is not False and bool(ask.tools),
         }
-        self._item_id = f"msg-{uuid4().hex}"
         self._numbers = count()
+        self._tokenizer = tokenizer
+        self._items = OutputItems(plan.parser(), plan.most_calls, self._event)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The body of an answer that is sent at once."""
+        [answer] = outputs[0].outputs
+        self._items.take(answer.text)
+        self._items.finish(answer)
         return _encode(self._response(outputs[0]))
 
     def begin(self) -> bytes:
-        """The response, its message and the message's text, all of them empty."""
-        place = {"output_index": 0}
+        """The response, empty."""
         empty = protocol.Response(status="in_progress", output=[], **self._settings)
-        return (
-            self._event("response.created", response=empty)
-            + self._event("response.in_progress", response=empty)
-            + self._event("response.output_item.added", item=self._message("in_progress", []), **place)
-            + self._event("response.content_part.added", part=protocol.OutputText(text=""), **self._place)
-        )
+        return self._event("response.created", response=empty) + self._event("response.in_progress", response=empty)
 
     def piece(self, place: int, output: RequestOutput) -> bytes:
         """What is new of the text."""
-        delta = output.outputs[0].delta
-        return self._event("response.output_text.delta", delta=delta, logprobs=[], **self._place) if delta else b""
+        return self._items.take(output.outputs[0].delta)
 
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """Text, message and response as they are in the end."""
+        """The last item and the response as they are in the end."""
+        told = self._items.finish(outputs[0].outputs[0])
         response = self._response(outputs[0])
-        [message] = response.output
-        [part] = message.content
-        return (
-            self._event("response.output_text.done", text=part.text, logprobs=[], **self._place)
-            + self._event("response.content_part.done", part=part, **self._place)
-            + self._event("response.output_item.done", item=message, output_index=0)
-            + self._event(f"response.{response.status}", response=response)
-        )
+        return told + self._event(f"response.{response.status}", response=response)
 
     def failure(self, error: RapidError) -> bytes:
         """An error event."""
         detail = detail_of(error)
         return self._event("error", code=detail.code, message=detail.message, param=detail.param)
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
     def _event(self, kind: str, **fields: Any) -> bytes:
         return event(_encode(protocol.ResponseEvent(type=kind, sequence_number=next(self._numbers), **fields)), kind)
-
-    def _message(self, status: str, content: list[protocol.OutputText]) -> protocol.OutputMessage:
-        return protocol.OutputMessage(id=self._item_id, status=status, content=content)
 
     def _response(self, output: RequestOutput) -> protocol.Response:
         answer, prompt = output.outputs[0], len(output.prompt_token_ids)
         is_cut = answer.finish_reason == "length"
-        status = "incomplete" if is_cut else "completed"
         usage = protocol.ResponseUsage(
             prompt,
             protocol.InputTokensDetails(output.num_cached_tokens),
             len(answer.token_ids),
-            protocol.OutputTokensDetails(),
+            protocol.OutputTokensDetails(self._reasoning_tokens()),
             prompt + len(answer.token_ids),
         )
         return protocol.Response(
-            status=status,
-            output=[self._message(status, [protocol.OutputText(text=answer.text)])],
+            status="incomplete" if is_cut else "completed",
+            output=self._items.items,
             incomplete_details=protocol.IncompleteDetails() if is_cut else None,
             usage=usage,
             **self._settings,
         )
+
+    def _reasoning_tokens(self) -> int:
+        texts = [item.content[0].text for item in self._items.items if isinstance(item, ReasoningItem)]
+        return sum(len(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts)

@@ -82,10 +82,10 @@ FIELDS = (
 
 
 def wrong_types(draw):
-    path = draw.choice((TEXT, CHAT, "/tokenize", "/detokenize"))
+    path = draw.choice((TEXT, CHAT, "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"))
     body = {field: anything(draw) for field in draw.sample(FIELDS, 2)}
     body |= {
-        draw.choice(("prompt", "messages", "tokens", "model")): anything(draw),
+        draw.choice(("prompt", "messages", "input", "tools", "tokens", "model")): anything(draw),
         "max_tokens": draw.choice((1, anything(draw))),
     }
     return request(json.dumps(body).encode(), path)

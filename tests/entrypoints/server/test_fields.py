@@ -8,7 +8,9 @@ from rapid_llm import SamplingParams
 from rapid_llm.entrypoints.protocol.chat import ChatRequest
 from rapid_llm.entrypoints.protocol.completions import CompletionRequest
 from rapid_llm.entrypoints.protocol.fields import NO_EFFECT, SAMPLING
+from tests.entrypoints.server.test_operations import wait_until
 from tests.entrypoints.test_sampling_params import CASES, MESSAGES, PROMPT
+from tests.tiny_model import END_ID
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -137,8 +139,12 @@ def test_fields_without_effect_are_taken_and_logged(server):
     assert set(fields) == set(NO_EFFECT)
     answer = server.post(CHAT, **ask, **fields, response_format={"type": "text"})
     assert answer.json()["choices"] == plain
-    mine = [line for line in server.log if line.get("request_id") == answer.headers["x-request-id"]]
-    assert mine[0]["ignored"] == list(NO_EFFECT)
+
+    def mine():  # written behind the answer
+        return [line for line in server.log if line.get("request_id") == answer.headers["x-request-id"]]
+
+    wait_until(mine)
+    assert mine()[0]["ignored"] == list(NO_EFFECT)
 
 
 @pytest.mark.parametrize("prompt", ["hello", [71, 72], ["a", "b"], [[71], [72, 73]]], ids=["text", "ids", "texts", "id-lists"])
@@ -177,6 +183,24 @@ def test_echo_puts_the_prompt_and_its_logprobs_before_the_answer(server, llm, pr
         assert [one for event in events for one in event["choices"][0]["logprobs"][part]] == body["logprobs"][part]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_echo_without_an_answer_is_what_stands_before_an_answer(server, stream):
+    ask = {"prompt": ["hello", "you"], "echo": True, "logprobs": 2, "temperature": 0, "stream_options": {"include_usage": True}}
+    whole = server.post(TEXT, **{**ask, "stream_options": None}, max_tokens=1).json()["choices"]
+    bodies = (
+        server.events(TEXT, **ask, max_tokens=0)[:-1]
+        if stream
+        else [server.post(TEXT, **{**ask, "stream_options": None}, max_tokens=0).json()]
+    )
+    assert bodies[-1]["usage"]["completion_tokens"] == 0
+    choices = sorted((choice for body in bodies for choice in body["choices"]), key=lambda choice: choice["index"])
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("hello", "length"), ("you", "length")]
+    for choice, longer in zip(choices, whole, strict=True):
+        length = len(choice["text"])
+        assert choice["logprobs"] == {name: values[:length] for name, values in longer["logprobs"].items()}
+    assert server.post(TEXT, prompt="hello", max_tokens=0).status_code == 400
+
+
 def test_a_token_that_is_no_text_alone_is_told_by_its_bytes(server, llm):
     half = llm.tokenizer.encode("é")[0]
     answer = server.post(CHAT, messages=MESSAGES, max_tokens=1, temperature=0, logprobs=True, logit_bias={str(half): 100})
@@ -202,3 +226,18 @@ def test_parts_of_text_are_one_content_and_an_answer_may_be_sent_back(server):
     plain = [*MESSAGES, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": "ab"}]
     answers = [server.post(CHAT, messages=messages, **ask).json()["choices"] for messages in (again, plain)]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_the_end_of_text_stands_last_in_the_log_probs_of_completions(server, llm, stream):
+    ask = {"prompt": PROMPT, "max_tokens": 5, "logprobs": 1, "temperature": 0, "logit_bias": {str(END_ID): 90}, "min_tokens": 2}
+    [output] = llm.generate(
+        PROMPT, SamplingParams(max_tokens=5, logprobs=1, temperature=0, logit_bias={END_ID: 90}, min_tokens=2)
+    )
+    [answer] = output.outputs
+    token, entry = answer.ending
+    assert (token, len(answer.token_ids)) == (END_ID, 2)
+    events = server.events("/v1/completions", **ask)[:-1] if stream else [server.post("/v1/completions", **ask).json()]
+    logprobs = [event["choices"][0]["logprobs"] for event in events]
+    assert [text for piece in logprobs for text in piece["tokens"]][2:] == ["<|end|>"]
+    assert [value for piece in logprobs for value in piece["token_logprobs"]][2:] == [pytest.approx(entry[END_ID].logprob)]

@@ -233,6 +233,11 @@ def test_usage_stands_in_one_last_chunk_and_is_that_of_a_whole_answer(small, n, 
         tokens = {name: last["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
         assert tokens == {name: whole[name] for name in tokens}
         assert all(event["usage"] is None for event in events)
+        counted = small.events(TEXT, **ask, stream_options={"include_usage": True, "continuous_usage_stats": True})
+        counts = [event["usage"]["completion_tokens"] for event in counted[:-1] if event["choices"]]
+        assert counts == sorted(counts)
+        assert counts[-1] == counted[-2]["usage"]["completion_tokens"]
+        assert {event["usage"]["prompt_tokens"] for event in counted[:-1]} == {counted[-2]["usage"]["prompt_tokens"]}
         for options in ({}, {"stream_options": None}, {"stream_options": {"include_usage": False}}):
             assert all("usage" not in event for event in small.events(TEXT, **ask, **options)[:-1])
 

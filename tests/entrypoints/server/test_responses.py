@@ -100,7 +100,14 @@ def test_a_field_changes_the_answer_as_it_does_in_chat(server, name):
         ("store", True, "store"),
         ("background", True, "background"),
         ("truncation", "auto", "truncation"),
-        ("tools", [], "'tools'"),
+        ("tools", [], "tools is empty"),
+        ("tools", [{"type": "web_search"}], "web_search"),
+        ("tool_choice", "required", "tool_choice needs tools"),
+        ("parallel_tool_calls", False, "parallel_tool_calls needs tools"),
+        ("input", [{"role": "user"}], "input[0].content is missing: got type 'message'"),
+        ("input", [{"role": "user", "content": "a", "call_id": "1"}], "input[0].call_id cannot be used"),
+        ("input", [{"type": "function_call_output", "output": "a"}], "input[0].call_id is missing"),
+        ("input", [{"type": "item_reference", "id": "a"}], "item_reference"),
         ("max_output_tokens", 0, "max_tokens is out of range"),
         ("temperature", "hot", "temperature is out of range: got 'hot'"),
         ("input", [], "messages is empty"),
@@ -111,9 +118,3 @@ def test_what_would_have_to_be_kept_or_is_not_served_is_refused(server, canary, 
     answer = server.post("/v1/responses", **{"input": "hi", field: value})
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
-
-
-def test_embeddings_are_refused_since_no_model_here_gives_them(client):
-    with pytest.raises(openai.BadRequestError, match="embeddings are not supported by this model: got tiny") as raised:
-        client.embeddings.create(model="tiny", input=["a"])
-    assert raised.value.code == "unsupported_by_model"

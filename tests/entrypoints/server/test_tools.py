@@ -7,27 +7,11 @@ import pytest
 
 from tests.entrypoints.server.scripted_serve import COMMAND
 from tests.entrypoints.server.serve import Server
+from tests.entrypoints.server.weather import BOTH, CALLS, CITY, HALT, OSLO, STOP, TEMPLATE, TOOLS, user
 from tests.scripted_engine import say
 from tests.tiny_model import save_checkpoint, tiny_llama
 
 CHAT = "/v1/chat/completions"
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>"
-    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}"
-    "<|assistant|>{% if 'THINK' in messages[-1].content %}<think>\n{% endif %}"
-)
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False}
-TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "description": "Now.", "parameters": CITY}},
-    {"type": "function", "function": {"name": "stop"}},
-]
-STOP = {"type": "function", "function": {"name": "stop"}}
-OSLO = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-HALT = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
-BOTH = f"{OSLO}\n{HALT}"
-CALLS = [("get_weather", {"city": "Oslo"}), ("stop", {})]
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +28,6 @@ def served(tmp_path_factory):
 def client(served):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def user(text):
-    return [{"role": "user", "content": text}]
 
 
 def whole(served, said, **values):

@@ -5,6 +5,7 @@ https://docs.nvidia.com/cupti/api/group__CUPTI__CALLBACK__API.html
 
 import contextlib
 import ctypes
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,19 +32,21 @@ def _cupti() -> ctypes.CDLL:
 
 
 @contextlib.contextmanager
-def module_loads() -> Iterator[list[int]]:
-    """A list that gets the bytes of each module that is loaded meanwhile."""
-    cupti, sizes, subscriber = _cupti(), [], ctypes.c_void_p()
+def module_loads() -> Iterator[list[str]]:
+    """A list that gets the size of each module that is loaded meanwhile, and where Python was."""
+    cupti, loads, subscriber = _cupti(), [], ctypes.c_void_p()
 
     @_CALLBACK
     def loaded(_user, _domain, kind, data):
         if kind == MODULE_LOADED:
-            sizes.append(ctypes.cast(data, ctypes.POINTER(_Resource)).contents.module.contents.size)
+            size = ctypes.cast(data, ctypes.POINTER(_Resource)).contents.module.contents.size
+            calls = [f"{Path(call.filename).name}:{call.lineno} {call.line}" for call in traceback.extract_stack(limit=5)[:-1]]
+            loads.append(f"{size:,} bytes, by {', '.join(reversed(calls))}")
 
     _check("cuptiSubscribe", cupti.cuptiSubscribe(ctypes.byref(subscriber), loaded, None))
     try:
         _check("cuptiEnableCallback", cupti.cuptiEnableCallback(1, subscriber, RESOURCE, MODULE_LOADED))
-        yield sizes
+        yield loads
     finally:
         _check("cuptiUnsubscribe", cupti.cuptiUnsubscribe(subscriber))
 

@@ -5,7 +5,7 @@
 
 Random weights in the shape of a model, prompts of 128 random ids, 128 new ids each, greedy. Decode time is that of a whole run
 less that of the prompts alone. The device's own time is that of the same graph replayed back to back: the rest of a step is idle.
-Peers load the same checkpoint while this engine does, and are measured in the same run, one at a time.
+Peers load the same checkpoint, one at a time and before this engine does, and are measured in turn with it.
 """
 
 import argparse
@@ -38,12 +38,14 @@ def main() -> None:
     batches = [int(each) for each in options.batch.split(",")]
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         num_bytes = write_checkpoint(Path(name), options.model, layers=options.layers)
-        peers = [PeerEngine(peer, Path(name), max(batches)) for peer in options.beside.split(",") if peer]
+        peers, ready = [], {}
+        for peer in filter(None, options.beside.split(",")):  # one after the other: vLLM refuses memory that moves meanwhile
+            peers.append(PeerEngine(peer, Path(name), max(batches)))
+            ready[peer] = peers[-1].ready()
         start = time.perf_counter()
         llm = LLM(name, max_model_len=4096, max_num_seqs=max(batches), **settings(options.option))
-        results: dict[str, Any] = {"model": options.model, "layers": options.layers, "GB": num_bytes / 1e9}
+        results: dict[str, Any] = {"model": options.model, "layers": options.layers, "GB": num_bytes / 1e9} | ready
         results["seconds to load"] = time.perf_counter() - start
-        results |= {peer.name: peer.ready() for peer in peers}
     for batch in batches:
         results[f"batch {batch}"] = decode(llm, batch)
         for peer in peers:

@@ -1,4 +1,4 @@
-"""Engines that are measured beside this one, each in a process of its own, which waits for its turn once it is loaded.
+"""Engines that are measured beside this one, each in a process of its own, which waits for its turn once it has loaded.
 
     python -m benchmarks.engine.peer_engines vllm FOLDER --batch 256
 
@@ -22,7 +22,7 @@ CONTEXT = 2048
 
 
 class PeerEngine:
-    """A peer that loads while something else is done, and measures when it is asked.
+    """A peer that loads when it is made, and measures when it is asked.
 
     RuntimeError with the end of what it wrote, where it has ended by itself.
     """

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from rapid_llm.entrypoints import checkpoint_cli, doctor, generation_cli, kernels_cli, models_cli, serve_cli
+from rapid_llm.entrypoints.bytecode import keep_bytecode
 from rapid_llm.errors import RapidError
 from rapid_llm.version import __version__
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args([argument for argument in arguments if argument != "--debug"])
     run: Callable[[argparse.Namespace], int] = options.run
     try:
+        keep_bytecode()
         return run(options)
     except RapidError as error:
         if debug:

@@ -29,7 +29,7 @@ from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3,
 from rapid_llm.kernels.ops.tile_policy import is_of_one_batch, resolve_tiles
 
 _SEQS = 128  # bounds that a program looks at together
-_PROGRAMS = 528  # that keys are split for: four for each multiprocessor of a large card, so that the last wave is short
+_PROGRAMS = 132  # that keys are split for: one for each multiprocessor of a large card; with more, merging costs what waves spare
 _SHORTEST_SPLIT = 8  # tiles of keys, so that a split is longer than what merging it takes
 _MERGED_ROWS = 32  # of a tile, by one program of the merge
 

@@ -20,6 +20,7 @@ from rapid_llm.kernels.device import DeviceInfo, current_device
 from rapid_llm.kernels.dispatcher.dispatch import choose, fallback_summary, verified_elsewhere_summary
 from rapid_llm.kernels.dispatcher.explain import served_kernels
 from rapid_llm.kernels.jit.compiler_hash import keep_compiler_hash
+from rapid_llm.kernels.provenance import keep_source_hashes
 from rapid_llm.ledger import StartupLedger
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.registry import architecture
@@ -111,6 +112,7 @@ def build_engine(
             for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
                 if line:
                     logger.warning(line)
+            keep_source_hashes()
     return Engine(resolved, worker, grammars, partial(served_kernels, place.questions))
 
 

@@ -60,6 +60,13 @@ class Environment:
             "summary": "folder where quantised weights are kept for the next start, or off; default: in the data folder",
         },
     )
+    bytecode: Path | Literal["off"] | None = field(
+        default=None,
+        metadata={
+            "parse": lambda text: "off" if text == "off" else _directory(text),
+            "summary": "folder for compiled Python of packages that have none beside them, or off; default: in the data folder",
+        },
+    )
     api_key: str = field(
         default="",
         metadata={"parse": str, "summary": "a key that each request to `rapid-llm serve` must bring, in place of --api-key"},
@@ -110,3 +117,11 @@ def data_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir("rapid_llm"))
+
+
+def bytecode_folder() -> Path | None:
+    """Where compiled Python of others' packages is kept; None keeps none."""
+    chosen = environment().bytecode
+    if chosen == "off":
+        return None
+    return chosen or data_folder() / "bytecode"

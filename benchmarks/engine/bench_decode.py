@@ -1,13 +1,16 @@
 """How many tokens a second does an engine decode at a batch, and how far is a step from reading the weights once?
 
     python -m benchmarks.engine.bench_decode --model qwen3-0.6b [--batch 1,8,64,256] [--folder /tmp] [--option quantize=fp8]
+        [--beside vllm,transformers]
 
 Random weights in the shape of a model, prompts of 128 random ids, 128 new ids each, greedy. Decode time is that of a whole run
 less that of the prompts alone. The device's own time is that of the same graph replayed back to back: the rest of a step is idle.
+Peers load the same checkpoint, one at a time and before this engine does, and are measured in turn with it.
 """
 
 import argparse
-import random
+import contextlib
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -15,11 +18,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.engine.decode_rate import Prompts, decode_rate
+from benchmarks.engine.peer_engines import LOADERS, PeerEngine
 from benchmarks.engine.random_checkpoint import CONFIGS, write_checkpoint
-from benchmarks.record import summary, write
+from benchmarks.record import write
 from rapid_llm import LLM, SamplingParams
-
-PROMPT, NEW, RUNS = 128, 128, 3
 
 
 def main() -> None:
@@ -30,16 +33,25 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,64,256")
     parser.add_argument("--folder", help="where the checkpoint is written for the run (default: the system's temporary folder)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="a setting of LLM")
+    parser.add_argument("--beside", default="", metavar="NAMES", help=f"peers, of {', '.join(LOADERS)}")
     options = parser.parse_args()
     batches = [int(each) for each in options.batch.split(",")]
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         num_bytes = write_checkpoint(Path(name), options.model, layers=options.layers)
+        peers, ready = [], {}
+        for peer in filter(None, options.beside.split(",")):  # one after the other: vLLM refuses memory that moves meanwhile
+            peers.append(PeerEngine(peer, Path(name), max(batches)))
+            ready[peer] = peers[-1].ready()
         start = time.perf_counter()
         llm = LLM(name, max_model_len=4096, max_num_seqs=max(batches), **settings(options.option))
-        results: dict[str, Any] = {"model": options.model, "layers": options.layers, "GB": num_bytes / 1e9}
+        results: dict[str, Any] = {"model": options.model, "layers": options.layers, "GB": num_bytes / 1e9} | ready
         results["seconds to load"] = time.perf_counter() - start
     for batch in batches:
         results[f"batch {batch}"] = decode(llm, batch)
+        for peer in peers:
+            results[f"batch {batch}, {peer.name}"] = peer.measure(batch)
+    for peer in peers:
+        peer.end()
     if torch.cuda.is_available():
         results["GB allocated"] = torch.cuda.max_memory_allocated() / 1e9
     for key, value in results.items():
@@ -51,31 +63,24 @@ def _shown(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
     medians = {name: each["median"] if isinstance(each, dict) else each for name, each in value.items()}
-    return ", ".join(f"{name} {each:,.3f}" for name, each in medians.items())
+    return ", ".join(f"{name} {each:,.3f}" if isinstance(each, float) else f"{name} {each}" for name, each in medians.items())
 
 
 def settings(pairs: list[str]) -> dict[str, Any]:
-    """Settings of LLM from NAME=VALUE."""
+    """Settings of LLM from NAME=VALUE, a value being JSON or else a string."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
-        found[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value)
+        found[name] = value
     return found
 
 
 def decode(llm: LLM, batch: int) -> dict[str, Any]:
-    """Tokens/s of all sequences together, and the time of a step."""
-    draw, padded = random.Random(batch), _padded_step(llm, batch)
-    vocab = 100_000  # below that of every model here
-    rates, steps = [], []
-    for run in range(RUNS + 1):
-        prompts = [[draw.randrange(vocab) for _ in range(PROMPT)] for _ in range(batch)]
-        prompts_alone = _seconds(llm, prompts, 1)
-        took = _seconds(llm, [[*prompt[1:], prompt[0]] for prompt in prompts], NEW + 1) - prompts_alone
-        if run:
-            rates.append(batch * NEW / took)
-            steps.append(1e3 * took / NEW)
-    found: dict[str, Any] = {"tokens/s": summary(rates), "ms a step": summary(steps)}
+    """Its rate, the time of a step, and how much of a step the device idles."""
+    padded = _padded_step(llm, batch)
+    found = decode_rate(lambda prompts, new: _seconds(llm, prompts, new), batch)
     if padded is not None and padded.replay is not None:
         alone = found["ms of the device alone"] = _replayed_ms(padded)
         found["device idle"] = 1 - alone / found["ms a step"]["median"]
@@ -110,7 +115,7 @@ def _replayed_ms(padded: Any) -> float:
     return start.elapsed_time(end) / 20
 
 
-def _seconds(llm: LLM, prompts: list[list[int]], new: int) -> float:
+def _seconds(llm: LLM, prompts: Prompts, new: int) -> float:
     start = time.perf_counter()
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True))
     return time.perf_counter() - start

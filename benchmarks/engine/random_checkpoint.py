@@ -48,7 +48,8 @@ def write_checkpoint(folder: Path, model: str, *, layers: int | None = None) -> 
     with ThreadPoolExecutor(_SHARDS) as pool:
         sizes = list(pool.map(lambda i: _write_shard(folder / _name(i), shares[i], noise), range(_SHARDS)))
     weight_map = {name: _name(shard) for shard, share in enumerate(shares) for name, _ in share}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return sum(sizes)
 
 

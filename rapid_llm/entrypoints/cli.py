@@ -15,6 +15,7 @@ from rapid_llm.entrypoints import (
     models_cli,
     serve_cli,
 )
+from rapid_llm.entrypoints.bytecode import keep_bytecode
 from rapid_llm.errors import RapidError
 from rapid_llm.version import __version__
 
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args([argument for argument in arguments if argument != "--debug"])
     run: Callable[[argparse.Namespace], int] = options.run
     try:
+        keep_bytecode()
         return run(options)
     except RapidError as error:
         if debug:

@@ -41,7 +41,7 @@ class CompileAhead:
     def __init__(self, config: EngineConfig, path: Path, ledger: StartupLedger) -> None:
         self._ledger = ledger
         self._process: subprocess.Popen[str] | None = None
-        if not _may_compile(config):
+        if not may_use_gpu(config) or os.environ.get("TRITON_INTERPRET", "0") == "1":
             return
         with ledger.phase("look for kernels"):
             launches = data_folder() / "launches" / f"{_key(config, path)}.json"
@@ -90,12 +90,12 @@ def cache_folder() -> Path:
     return Path(chosen or os.path.join(home, ".triton", "cache"))
 
 
-def _may_compile(config: EngineConfig) -> bool:
+def may_use_gpu(config: EngineConfig) -> bool:
     """Whether the engine will be on a GPU, as far as can be told without asking a driver."""
     if config.device is not None and not config.device.startswith("cuda"):
         return False
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    return not hidden and os.environ.get("TRITON_INTERPRET", "0") != "1" and Path("/dev/nvidiactl").exists()
+    return not hidden and Path("/dev/nvidiactl").exists()
 
 
 def _listed(launches: Path) -> list[str]:

@@ -9,11 +9,13 @@ from rapid_llm.engine.engine import Engine
 from rapid_llm.engine.messages import Start
 from rapid_llm.engine.process import Report, serve
 from rapid_llm.entrypoints.compile_ahead import CompileAhead
+from rapid_llm.entrypoints.early_context import begin_context
 from rapid_llm.ledger import StartupLedger
 
 
 def build(start: Start, ledger: StartupLedger, report: Report) -> Engine:
     """The engine on a device; torch is imported here, once the client knows that the process lives."""
+    begin_context(start.config)
     with CompileAhead(start.config, Path(start.path), ledger) as compilers:
         with ledger.phase("open checkpoint"):
             source = open_checkpoint(start.path)

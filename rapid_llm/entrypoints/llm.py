@@ -16,6 +16,7 @@ from rapid_llm.engine.stream import Follower
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.entrypoints.compile_ahead import CompileAhead
+from rapid_llm.entrypoints.early_context import begin_context
 from rapid_llm.errors import RequestError
 from rapid_llm.ledger import StartupLedger
 
@@ -63,6 +64,7 @@ class LLM:
         self.config = EngineConfig.from_options(given)
         self.ledger = StartupLedger() if ledger is None else ledger
         path = locate(self.config, self.ledger, download_progress)
+        begin_context(self.config)
         # The file is opened and the tokenizer made while torch is imported: neither needs the other.
         with (
             CompileAhead(self.config, path, self.ledger) as compilers,

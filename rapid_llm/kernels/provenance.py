@@ -5,16 +5,21 @@ beside the dispatcher and the tile policy because neither may import the other's
 """
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
+import json
+import os
 import platform
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rapid_llm.envs import data_folder
 from rapid_llm.errors import ConfigError
 from rapid_llm.kernels.jit.sources import what_is_compiled
+from rapid_llm.kernels.store import write_whole
 
 KERNEL_PACKAGE = "rapid_llm.kernels.ops"
 # Host-side modules of that package. The compiler never reads them: a new heuristic for one op must not void every record.
@@ -58,10 +63,21 @@ def source_hash(target: str, *, find: SourceFinder | None = None) -> str:
 
 
 class _Hashed(NamedTuple):
-    """The hash of a module's syntax trees, and the CUDA sources they name."""
+    """The hash of a module's syntax trees, the CUDA sources they name, and the files that were parsed."""
 
     trees: str
     cuda_sources: tuple[str, ...]
+    files: tuple[Path, ...]
+
+
+def keep_source_hashes() -> None:
+    """Keep what this process has worked out for the next one, which then only looks whether the files are those of now.
+
+    Parsing what a start asks about takes a third of a second. Where the data folder cannot be written, every start does.
+    """
+    if _new_hashes:
+        with contextlib.suppress(OSError):
+            write_whole(_kept_path(), json.dumps(_kept_hashes() | _new_hashes).encode())
 
 
 def _stamp(path: Path | None) -> int:
@@ -71,11 +87,39 @@ def _stamp(path: Path | None) -> int:
 @cache
 def _hash_file(module: str, stamp: int) -> _Hashed:
     """Cached by the module's modification time: tests, and editors, rewrite kernels within one process."""
-    return _hash_module(module, find_source)
+    kept = _kept_hashes().get(module, {})
+    with contextlib.suppress(KeyError, TypeError, OSError):  # none, of another version, or of a file that is gone
+        if kept["files"] == [_stamps(file) for file, *_ in kept["files"]]:
+            return _Hashed(kept["trees"], tuple(kept["cuda_sources"]), ())
+    found = _hash_module(module, find_source)
+    files = [_stamps(str(file)) for file in (*found.files, Path(__file__))]
+    _new_hashes[module] = {"files": files, "trees": found.trees, "cuda_sources": list(found.cuda_sources)}
+    return found
+
+
+_new_hashes: dict[str, Any] = {}
+
+
+@cache
+def _kept_hashes() -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(_kept_path().read_text())
+        return kept if isinstance(kept, dict) else {}
+    return {}
+
+
+def _kept_path() -> Path:
+    return data_folder() / "source_hashes.json"
+
+
+def _stamps(file: str) -> list[object]:
+    stat = os.stat(file)
+    return [file, stat.st_size, stat.st_mtime_ns]
 
 
 def _hash_module(root: str, find: SourceFinder) -> _Hashed:
     texts: dict[str, str] = {}
+    files: list[Path] = []
     cuda_sources: set[str] = set()
     waiting = [root]
     while waiting:
@@ -89,11 +133,12 @@ def _hash_module(root: str, find: SourceFinder) -> _Hashed:
             continue  # ``from package import name`` names a function here, not a module
         parsed = _parse(path, path.stat().st_mtime_ns, module if path.name == "__init__.py" else module.rpartition(".")[0])
         texts[module] = parsed.text
+        files.append(path)
         cuda_sources.update(parsed.cuda_sources)
         waiting.extend(parsed.kernel_imports)
     # The root first and without its name, so that a moved kernel is still the same kernel.
     parts = [texts.pop(root), *(f"{module}={texts[module]}" for module in sorted(texts))]
-    return _Hashed(hashlib.sha256("\n".join(parts).encode()).hexdigest(), tuple(sorted(cuda_sources)))
+    return _Hashed(hashlib.sha256("\n".join(parts).encode()).hexdigest(), tuple(sorted(cuda_sources)), tuple(files))
 
 
 class _Parsed(NamedTuple):

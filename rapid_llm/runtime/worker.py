@@ -12,6 +12,7 @@ from rapid_llm.config import ResolvedConfig
 from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.modules.placement import Placement
 from rapid_llm.runtime.batch_builder import BatchBuilder, StepArrays
+from rapid_llm.runtime.first_requests import first_requests
 from rapid_llm.runtime.kv_pool import KVPool
 from rapid_llm.runtime.pooler import PooledPrompts, Pooler
 from rapid_llm.runtime.prompt_scorer import PromptScorer, ScoredPrompts
@@ -60,6 +61,7 @@ class Worker:
         on_cpu = place.device.type == "cpu"
         self.depth = 0 if on_cpu else 1
         self.num_compiles = 0
+        self._num_slots, self._vocab_size = config.max_num_seqs, vocab_size
         self._clock = HostClock if on_cpu else DeviceClock
         self.forward = RecordedSteps(model, pool.layers, place.recorder)
         self.builder = BatchBuilder(config, place)
@@ -90,6 +92,9 @@ class Worker:
         if self.graphs is not None:
             self.builder.prepare()
             self.graphs.prepare(distinct)
+            if self.builder.device.type == "cuda":  # and not a rehearsal, whose tensors hold nothing
+                for plan in first_requests(self._num_slots, self._vocab_size):
+                    self._begin(plan).result()
             torch.cuda.empty_cache()  # what launches took, graphs that are still to be captured take again
             _tell_of_loads(self._count_compile)
 
@@ -99,15 +104,18 @@ class Worker:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> "SubmittedStep":
         """Run one step; see StepPlan for what it holds."""
+        submitted = self._begin(plan)
+        if self.graphs is not None and self.graphs.pending:
+            self.graphs.capture_next()  # while the device is busy with this step
+        return submitted
+
+    def _begin(self, plan: StepPlan) -> "SubmittedStep":
         clock = self._clock()
         self.sampler.setup(plan.slots)
         self.scorer.setup(plan.slots)
         self.pooler.setup(plan.slots)
         self.builder.add_pages(plan.pages)
-        submitted = self._run(plan, clock)
-        if self.graphs is not None and self.graphs.pending:
-            self.graphs.capture_next()  # while the device is busy with this step
-        return submitted
+        return self._run(plan, clock)
 
     def _run(self, plan: StepPlan, clock: "HostClock | DeviceClock") -> "SubmittedStep":
         step, drawn, scored, pooled = self.builder.arrays(plan), None, None, None

@@ -1,6 +1,8 @@
 """What a start has compiled before it launches is what it launches."""
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from rapid_llm.entrypoints.compile_ahead import CompileAhead
 from rapid_llm.kernels.device import device_info
 from rapid_llm.kernels.ops.activation.swiglu import swiglu
 from rapid_llm.kernels.ops.norm.rms_norm import rms_norm
+from rapid_llm.kernels.ops.sampling.sample import sample
 from rapid_llm.kernels.rehearsal import rehearse
 from rapid_llm.kernels.testing.compile_only import compile_only
 from rapid_llm.ledger import StartupLedger
@@ -34,6 +37,30 @@ def test_a_rehearsal_without_memory_names_each_binary_once():
     assert sorted(kernel.compile().hash for kernel in kernels) == sorted({launch.variant for launch in record.launches})
 
 
+def draw(device):
+    """A launch of three kernels that share functions, and those functions constants."""
+    logits = torch.empty((1, 4096), dtype=torch.bfloat16, device=device)
+    floats, ints = torch.empty(1, device=device), torch.empty(1, dtype=torch.int32, device=device)
+    sample(logits, floats, ints, floats, floats, ints.long(), ints, out_ids=torch.empty_like(ints))
+
+
+def name_in_cache(kernel):
+    return kernel.compile().hash
+
+
+def test_another_process_compiles_them_in_any_order_under_the_names_of_their_launches(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with compile_only(device_info("h200")) as record:
+        draw("cpu")
+    kernels = []
+    with rehearse(device_info("h200"), kernels.append):
+        draw("meta")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        names = list(pool.map(name_in_cache, kernels[::-1]))
+    assert len(names) == 3
+    assert sorted(names) == sorted(launch.variant for launch in record.launches)
+
+
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """A start on a machine whose nvidia-smi names an H200, of a small model."""
@@ -43,7 +70,7 @@ def start(tmp_path, monkeypatch):
     (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compile_ahead, "_may_compile", lambda config: True)
+    monkeypatch.setattr(compile_ahead, "may_use_gpu", lambda config: True)
     model = save_checkpoint(tiny_model("qwen3"), tmp_path / "model")
 
     def begin(**settings):

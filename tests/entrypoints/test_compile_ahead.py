@@ -23,7 +23,7 @@ def test_a_start_on_a_cpu_starts_no_compiler(monkeypatch):
 
 def test_a_compiler_that_ends_early_costs_a_note(tmp_path, monkeypatch):
     """Of a model that is not there, and where no GPU is named: the engine will say it, and the start goes on until then."""
-    monkeypatch.setattr(compile_ahead, "_may_compile", lambda config: True)
+    monkeypatch.setattr(compile_ahead, "may_use_gpu", lambda config: True)
     ledger = StartupLedger()
     with CompileAhead(EngineConfig(), tmp_path / "nowhere", ledger) as compilers:
         compilers.wait()

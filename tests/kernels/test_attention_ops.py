@@ -161,6 +161,18 @@ def test_a_sequence_is_attended_alike_alone_and_packed(flashattention2_nopad, de
     torch.testing.assert_close(packed[30:42], alone, rtol=1e-5, atol=5e-6)
 
 
+@each_native_row_of("flashattention2_nopad")
+@pytest.mark.parametrize(("programs", "shortest"), [(64, 1), (200, 1), (28, 2), (4, 1)])
+def test_keys_may_be_split_among_any_number_of_programs(flashattention2_nopad, programs, shortest, device, monkeypatch):
+    """Also where a split ends before, or begins behind, what some query of its tile sees."""
+    module = module_of(flashattention2_nopad)
+    monkeypatch.setattr(module, "_PROGRAMS", programs)
+    monkeypatch.setattr(module, "_SHORTEST_SPLIT", shortest)
+    keys, q_lens = PagedKeys([300, 70, 1, 210], 2, 64, device), [40, 3, 0, 17]
+    q = queries(sum(q_lens), 4, 64, device)
+    assert_attended(prefill(flashattention2_nopad, keys, q, q_lens), prefill(reference.flashattention2_nopad, keys, q, q_lens))
+
+
 @each_row_of("flashattention2_nopad")
 def test_a_sequence_without_queries_is_skipped_and_padding_rows_keep_what_they_hold(flashattention2_nopad, device):
     keys = PagedKeys([5, 7, 0, 4], 1, 64, device)

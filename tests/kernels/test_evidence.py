@@ -1,6 +1,7 @@
 """Evidence: what the hash covers, the three states, and stores that cannot hurt a start."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -390,3 +391,31 @@ def test_shipped_evidence_is_read_after_the_users(world, monkeypatch, tmp_path):
     Path(shipped / "cpu.json").write_bytes(path.read_bytes().replace(b'"abc"', b'"shipped"'))
 
     assert [record.commit for record in load_records()] == ["abc", "shipped"]
+
+
+HASH_AND_KEEP = """
+import ast, sys
+from rapid_llm.kernels import provenance
+if sys.argv[1] == "no parser":
+    ast.parse = None
+print(provenance.source_hash("a_kernel:run"))
+provenance.keep_source_hashes()
+"""
+
+
+def test_hashes_are_kept_for_the_next_process_until_a_file_changes(tmp_path):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "RAPID_DATA_DIR": str(tmp_path / "data")}
+
+    def found(parser="parser"):
+        return subprocess.run([sys.executable, "-c", HASH_AND_KEEP, parser], env=env, capture_output=True, text=True)
+
+    kernel = tmp_path / "a_kernel.py"
+    kernel.write_text("def run(): return 1\n")
+    first = found().stdout
+    assert found("no parser").stdout == first
+    kernel.write_text("def run(): return 22\n")
+    assert found("no parser").returncode
+    assert found().stdout not in (first, "")
+    (tmp_path / "data" / "source_hashes.json").write_text("{}")
+    kernel.write_text("def run(): return 1\n")
+    assert found().stdout == first

@@ -25,10 +25,14 @@ class Stream:
     items: int = 0
 
 
-def run(folder: str, requests: int, seed: int) -> Counter:
+def run(folder: str, requests: int, seed: int, device: str = "cpu") -> Counter:
     """AT_ONCE streams at a time; how each ended. Raises AssertionError where anything is lost, changed or left behind."""
+    return talk_to(LLM(folder, device=device, **OPTIONS), requests, seed)
+
+
+def talk_to(llm: LLM, requests: int, seed: int) -> Counter:
+    """As ``run``, to an engine that is there."""
     before, ends = living(), Counter()
-    llm = LLM(folder, **OPTIONS)
     _talk(llm, requests, random.Random(f"one process {seed}"), ends)
     engine = llm._engine
     if sum(ends.values()) != requests:

@@ -8,7 +8,7 @@ from rapid_llm.engine.output import RequestOutput
 from tests.tiny_model import VOCAB_SIZE
 
 AT_ONCE = 24
-OPTIONS = {"device": "cpu", "max_kv_tokens": 288, "max_num_seqs": 16, "max_batched_tokens": 96}
+OPTIONS = {"max_kv_tokens": 288, "max_num_seqs": 16, "max_batched_tokens": 96}
 """Of the engine: small, so that some give way."""
 CANARY, CANARY_PARAMS = "the canary", SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 """Asked from time to time; what is answered hangs on nobody else."""

@@ -99,7 +99,7 @@ MANNERS: dict[Callable[[Client], Awaitable[None]], int] = {
 async def run(folder: str, requests: int, seed: int, patience: float = PATIENCE) -> Counter:
     """AT_ONCE clients at a time; how each ended. Raises AssertionError where anything is lost, changed or left behind."""
     before, ends = living(), Counter()
-    async with AsyncLLM(folder, **OPTIONS) as llm:
+    async with AsyncLLM(folder, device="cpu", **OPTIONS) as llm:
         await _talk(llm, requests, seed, ends, patience)
         await canary_text(llm)  # by its end the event loop has closed what was left to it
         stats, streams = await llm.stats(), len(llm._open) + len(llm._client()._listeners)

@@ -136,6 +136,11 @@ def tiles_of_one_batch() -> Iterator[None]:
         _of_one_batch.reset(token)
 
 
+def is_of_one_batch() -> bool:
+    """Whether this is inside ``tiles_of_one_batch``: nothing may hang on the batch that decides an order of sums."""
+    return _of_one_batch.get()
+
+
 Trial = Callable[[str, str, Sizes], Tile]
 _trial: Trial | None = None
 

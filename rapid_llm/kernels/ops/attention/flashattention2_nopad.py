@@ -8,6 +8,11 @@ The list of tiles is worked out on the device, by each program from the bounds o
 number of tokens and of sequences can make at most, and programs past the last tile leave at once. So neither lengths nor how many
 of the tokens are prompts are part of a launch, which may stand in a graph.
 
+A chunk of few tiles behind a long prefix would leave most of a device idle: where the tiles alone do not fill it, their keys are
+split, as in Flash-Decoding (Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html), and a second kernel merges
+what the splits found. Every program works out the same plan from the bounds and lengths. Inside ``tiles_of_one_batch`` nothing is
+split, since where depends on what else is in the batch.
+
 Two kinds of pool, one kernel: e4m3 of ``flashattention2_nopad_fp8`` becomes numbers in registers, the scale of a head's K goes
 into the softmax's and that of its V into the result.
 """
@@ -21,9 +26,12 @@ import triton.language as tl
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.attention.inputs import check_attention, in_memory, refusal
 from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pool_numbers
-from rapid_llm.kernels.ops.tile_policy import resolve_tiles
+from rapid_llm.kernels.ops.tile_policy import is_of_one_batch, resolve_tiles
 
 _SEQS = 128  # bounds that a program looks at together
+_PROGRAMS = 132  # that keys are split for: one for each multiprocessor of a large card; with more, merging costs what waves spare
+_SHORTEST_SPLIT = 8  # tiles of keys, so that a split is longer than what merging it takes
+_MERGED_ROWS = 32  # of a tile, by one program of the merge
 
 
 def flashattention2_nopad(
@@ -131,20 +139,46 @@ def _prefill(
     ).launch()  # fmt: skip
     block_m = tile["BLOCK_M"]
     num_tiles = min(q.shape[0] // block_m + num_seqs, num_seqs * triton.cdiv(max_seqlen_q, block_m))  # the last may be ragged
+    shortest = _SHORTEST_SPLIT * tile["BLOCK_N"]
+    wanted = _splits(num_tiles, num_heads, q.shape[0] // block_m, triton.cdiv(page_table.shape[1] * page_size, shortest))
+    padded_dim = max(triton.next_power_of_2(head_dim), 16)
+    partial_out = torch.empty((wanted * num_heads, block_m, head_dim), dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty((wanted * num_heads, block_m), dtype=torch.float32, device=q.device)
+    plan = {"SEQS": _SEQS, "SHORTEST": shortest, "BLOCK_M": block_m, "BLOCK_N": tile["BLOCK_N"]}
     k_scale, v_scale = scales or (None, None)
-    _flashattention2_nopad_kernel[(num_tiles * num_heads,)](
-        q, in_memory(k_pool, device), in_memory(v_pool, device), k_scale, v_scale, out,
+    _flashattention2_nopad_kernel[(max(num_tiles, wanted) * num_heads,)](
+        q, in_memory(k_pool, device), in_memory(v_pool, device), k_scale, v_scale, out, partial_out, partial_lse,
         page_table, table_rows, cu_seqlens_q, seq_lens,
         q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
         out.stride(0), out.stride(1), page_table.stride(0),
-        num_seqs, sm_scale * math.log2(math.e),
+        num_seqs, wanted, sm_scale * math.log2(math.e),
         NUM_HEADS=num_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim,
-        PADDED_DIM=max(triton.next_power_of_2(head_dim), 16), PAGE_SIZE=page_size, SEQS=_SEQS, **tile,
+        PADDED_DIM=padded_dim, PAGE_SIZE=page_size, **{**plan, **tile},
     )  # fmt: skip
+    if wanted:
+        rows = min(_MERGED_ROWS, block_m)
+        _merge_kernel[(wanted * num_heads, block_m // rows)](
+            partial_out, partial_lse, out, cu_seqlens_q, seq_lens, out.stride(0), out.stride(1), num_seqs, wanted,
+            NUM_HEADS=num_heads, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, ROWS=rows, **plan, num_warps=4, num_stages=1,
+        )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+def _splits(num_tiles: int, num_heads: int, full_tiles: int, most_of_a_tile: int) -> int:
+    """Splits of all tiles that a launch has room for, each for all heads; 0 where keys are not split.
+
+    Args:
+        num_tiles: that there are at most.
+        num_heads: programs of a split.
+        full_tiles: that as many tokens make, padding included.
+        most_of_a_tile: splits of the keys that a row of the page table can hold.
+    """
+    wanted = min(_PROGRAMS // num_heads, num_tiles * most_of_a_tile)
+    fills_a_device = full_tiles >= 2 * wanted  # even where half of the tokens are padding
+    return 0 if is_of_one_batch() or most_of_a_tile == 1 or fills_a_device else wanted
+
+
+@triton.jit(do_not_specialize=["num_seqs", "wanted"])
 def _flashattention2_nopad_kernel(
     q_ptr,
     k_ptr,
@@ -152,6 +186,8 @@ def _flashattention2_nopad_kernel(
     k_scale_ptr,
     v_scale_ptr,
     out_ptr,
+    partial_out_ptr,
+    partial_lse_ptr,
     page_table_ptr,
     table_rows_ptr,
     cu_seqlens_ptr,
@@ -166,6 +202,7 @@ def _flashattention2_nopad_kernel(
     out_head_stride,
     table_stride,
     num_seqs,
+    wanted,
     scale_log2,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -173,21 +210,29 @@ def _flashattention2_nopad_kernel(
     PADDED_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     SEQS: tl.constexpr,
+    SHORTEST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     place, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
-    sequence, tile = _sequence_at(place, cu_seqlens_ptr, num_seqs, SEQS, BLOCK_M)
+    split_keys = _split_keys(cu_seqlens_ptr, seq_lens_ptr, num_seqs, wanted, SEQS, SHORTEST, BLOCK_M, BLOCK_N)
+    sequence, tile = _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
     if sequence >= num_seqs:
         return
     first_token = tl.load(cu_seqlens_ptr + sequence)
     num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - first_token
-    first_query = (tl.cdiv(num_queries, BLOCK_M) - 1 - tile) * BLOCK_M  # the tiles with the most keys start first
     num_keys = tl.load(seq_lens_ptr + sequence)
+    num_splits = tl.cdiv(num_keys, split_keys)
+    first_query = (tl.cdiv(num_queries, BLOCK_M) - 1 - tile // num_splits) * BLOCK_M  # the tiles with the most keys start first
     first_position = num_keys - num_queries + first_query
-    # Keys that every query of the tile sees, in whole tiles, and keys that any of them sees.
-    whole = (first_position + 1) // BLOCK_N * BLOCK_N
+    begin = tile % num_splits * split_keys
+    # Keys that any query of the tile sees; of this split. Before that, in whole tiles, those that every query sees.
     seen = tl.minimum(first_position + BLOCK_M, num_keys)
+    if begin >= seen:
+        return
+    is_split = split_keys < seen
+    seen = tl.minimum(seen, begin + split_keys)
+    whole = tl.minimum(tl.maximum((first_position + 1) // BLOCK_N * BLOCK_N, begin), begin + split_keys)
 
     queries = first_query + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, PADDED_DIM)
@@ -207,11 +252,10 @@ def _flashattention2_nopad_kernel(
         score_scale = row_scale[:, None]
     positions = first_position + tl.arange(0, BLOCK_M)
     acc = tl.zeros((BLOCK_M, PADDED_DIM), tl.float32)
-    # Position 0 is in the first tile of keys and every query sees it, so a maximum is finite from there on.
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, positions, k_stride, v_stride, 0, whole,
+        acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, positions, k_stride, v_stride, begin, whole,
         row_scale, score_scale, HEADROOM, HEAD_DIM, PADDED_DIM, PAGE_SIZE, BLOCK_N, False,
     )  # fmt: skip
     acc, row_max, row_sum = _attend(
@@ -219,26 +263,131 @@ def _flashattention2_nopad_kernel(
         row_scale, score_scale, HEADROOM, HEAD_DIM, PADDED_DIM, PAGE_SIZE, BLOCK_N, True,
     )  # fmt: skip
 
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)  # the query sees none of the split's keys
     result = acc / row_sum[:, None]
     if v_scale_ptr is not None:
         result *= tl.load(v_scale_ptr + kv_head)
+    if is_split:
+        partials = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        tl.store(partial_out_ptr + partials[:, None] * HEAD_DIM + dims[None, :], result, mask=inside)
+        tl.store(partial_lse_ptr + partials, row_max + tl.log2(row_sum), mask=queries < num_queries)
+    else:
+        out_ptrs = out_ptr + tokens[:, None] * out_stride + head.to(tl.int64) * out_head_stride + dims[None, :]
+        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "wanted"])
+def _merge_kernel(
+    partial_out_ptr,
+    partial_lse_ptr,
+    out_ptr,
+    cu_seqlens_ptr,
+    seq_lens_ptr,
+    out_stride,
+    out_head_stride,
+    num_seqs,
+    wanted,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    SEQS: tl.constexpr,
+    SHORTEST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Rows of a tile, from its splits in their order; by the program that stands where the first of these stood."""
+    place, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
+    split_keys = _split_keys(cu_seqlens_ptr, seq_lens_ptr, num_seqs, wanted, SEQS, SHORTEST, BLOCK_M, BLOCK_N)
+    sequence, tile = _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
+    if sequence >= num_seqs:
+        return
+    first_token = tl.load(cu_seqlens_ptr + sequence)
+    num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - first_token
+    num_keys = tl.load(seq_lens_ptr + sequence)
+    num_splits = tl.cdiv(num_keys, split_keys)
+    first_query = (tl.cdiv(num_queries, BLOCK_M) - 1 - tile // num_splits) * BLOCK_M
+    seen = tl.minimum(num_keys - num_queries + first_query + BLOCK_M, num_keys)
+    if (tile % num_splits > 0) | (split_keys >= seen):
+        return
+    in_tile = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, PADDED_DIM)
+    present = first_query + in_tile < num_queries
+    inside = present[:, None] & (dims < HEAD_DIM)[None, :]  # [R, D]
+    acc = tl.zeros((ROWS, PADDED_DIM), tl.float32)
+    # Every query sees the first key, so a maximum is finite from the first split on.
+    largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for split in range(tl.cdiv(seen, split_keys)):
+        partials = (tl.program_id(0) + split * NUM_HEADS).to(tl.int64) * BLOCK_M + in_tile
+        lse = tl.load(partial_lse_ptr + partials, mask=present, other=0.0)
+        results = tl.load(partial_out_ptr + partials[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+        new_largest = tl.maximum(largest, lse)
+        rescale = tl.exp2(largest - new_largest)
+        weights = tl.exp2(lse - new_largest)
+        total = total * rescale + weights
+        acc = acc * rescale[:, None] + results * weights[:, None]
+        largest = new_largest
+    tokens = (first_token + first_query + in_tile).to(tl.int64)
     out_ptrs = out_ptr + tokens[:, None] * out_stride + head.to(tl.int64) * out_head_stride + dims[None, :]
-    tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptrs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _sequence_at(place, cu_seqlens_ptr, num_seqs, SEQS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The sequence that tile ``place`` of all belongs to, num_seqs where there are not so many, and which of its tiles it is."""
-    sequence, first, tiles_before = 0, 0, 0
+def _split_keys(
+    cu_seqlens_ptr,
+    seq_lens_ptr,
+    num_seqs,
+    wanted,
+    SEQS: tl.constexpr,
+    SHORTEST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Keys of a split, whole tiles of them: as few as make at most ``wanted`` splits of all; more than there are for one each."""
+    tiles, keys = _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, 1 << 30, SEQS, BLOCK_M)
+    length = 1 << 30
+    if tiles < wanted:
+        length = tl.maximum(tl.cdiv(keys, wanted * BLOCK_N).to(tl.int32) * BLOCK_N, SHORTEST)
+        splits, _ = _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, length, SEQS, BLOCK_M)
+        if splits > wanted:  # a tile has one split more, at most, than its keys divided by their length
+            length = tl.cdiv(keys, (wanted - tiles) * BLOCK_N).to(tl.int32) * BLOCK_N
+    return length
+
+
+@triton.jit
+def _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Splits of all tiles, and the keys of all tiles, as if each had all of its sequence's, int64."""
+    splits, keys = 0, tl.zeros((), tl.int64)
     for begin in range(0, num_seqs, SEQS):
-        each = begin + tl.arange(0, SEQS)
-        ends = tl.load(cu_seqlens_ptr + each + 1, mask=each < num_seqs, other=0)
-        starts = tl.load(cu_seqlens_ptr + each, mask=each < num_seqs, other=0)
-        tiles = tl.cdiv(ends - starts, BLOCK_M)
-        passed = (tiles_before + tl.cumsum(tiles, 0) <= place) & (each < num_seqs)
+        tiles, of_each, _ = _tiles_of(begin, cu_seqlens_ptr, seq_lens_ptr, num_seqs, SEQS, BLOCK_M)
+        splits += tl.sum(tiles * tl.cdiv(of_each, split_keys), 0)
+        keys += tl.sum(tiles.to(tl.int64) * of_each, 0)
+    return splits, keys
+
+
+@triton.jit
+def _tiles_of(begin, cu_seqlens_ptr, seq_lens_ptr, num_seqs, SEQS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Tiles of the sequences from ``begin``, the keys of each, and which of them there are."""
+    each = begin + tl.arange(0, SEQS)
+    present = each < num_seqs
+    ends = tl.load(cu_seqlens_ptr + each + 1, mask=present, other=0)
+    starts = tl.load(cu_seqlens_ptr + each, mask=present, other=0)
+    keys = tl.load(seq_lens_ptr + each, mask=present, other=0)
+    return tl.cdiv(ends - starts, BLOCK_M), keys, present
+
+
+@triton.jit
+def _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The sequence of split ``place`` of all, num_seqs where there are not so many, and which of the sequence's it is."""
+    sequence, first, before = 0, 0, 0
+    for begin in range(0, num_seqs, SEQS):
+        tiles, keys, present = _tiles_of(begin, cu_seqlens_ptr, seq_lens_ptr, num_seqs, SEQS, BLOCK_M)
+        splits = tiles * tl.cdiv(keys, split_keys)
+        passed = (before + tl.cumsum(splits, 0) <= place) & present
         sequence += tl.sum(passed.to(tl.int32), 0)
-        first += tl.sum(tl.where(passed, tiles, 0), 0)
-        tiles_before += tl.sum(tiles, 0)
+        first += tl.sum(tl.where(passed, splits, 0), 0)
+        before += tl.sum(splits, 0)
     return sequence, place - first
 
 
@@ -297,6 +446,8 @@ def _attend(
         if MASKED:
             scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * row_scale)
+        if MASKED:  # a query may have seen no key of the split yet; any finite number does then
+            new_max = tl.maximum(new_max, -3e38)
         weights = tl.exp2(scores * score_scale - (new_max - HEADROOM)[:, None])
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(weights, 1)

@@ -29,6 +29,7 @@ def test_public_names_are_these():
         "AsyncLLM",
         "SamplingParams",
         "Grammar",
+        "PoolingParams",
         "EngineConfig",
         "RequestOutput",
         "CompletionOutput",

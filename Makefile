@@ -17,6 +17,8 @@ NEW := PYTHONPATH=$(CURDIR)/.cache/triton-$(NEW_TRITON)
 NVRTC := 13.0.88
 NVRTC_PATH := $(CURDIR)/.cache/nvrtc-$(NVRTC)
 COMPILE := TRITON_CACHE_DIR=$(CURDIR)/.cache/triton-cache $(PYTEST) tests/compile
+# A client of the server that needs an older click than the venv's: the file of its pins says more.
+GUIDELLM := .cache/guidellm-$(shell sed -n 's/^guidellm==//p' requirements-guidellm.txt)/.setup
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable)
 GPU := $(shell nvidia-smi >/dev/null 2>&1 && echo yes)
 COMPILERS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW_TRITON)/.setup .cache/nvrtc-$(NVRTC)/.setup)
@@ -28,7 +30,7 @@ DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 setup: $(VENV)/.setup
 demo: setup
 	$(BIN)/rapid-llm chat "What is the capital of France? Answer in one sentence." --temperature 0 --stats
-test: $(VENV)/.setup-dev $(COMPILERS)
+test: $(VENV)/.setup-dev $(COMPILERS) $(GUIDELLM)
 	$(PYTEST) tests --ignore tests/kernels --ignore tests/compile
 ifeq ($(GPU),yes)
 	$(PYTEST) tests/kernels
@@ -81,7 +83,7 @@ endif
 measure-gpu: $(VENV)/.setup-dev
 	sh scripts/measure_gpu.sh $(BIN)/python .cache/gpu
 clean:
-	rm -rf .cache/triton-* .cache/nvrtc-* $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf .cache/triton-* .cache/nvrtc-* .cache/guidellm-* $(VENV) .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.setup: $(PINS)
 	PYTHON=$(PYTHON) sh scripts/setup.sh $(VENV)
@@ -94,4 +96,7 @@ $(VENV)/.setup-dev: $(VENV)/.setup
 	touch $@
 .cache/nvrtc-%/.setup: | $(VENV)/.setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .cache/nvrtc-$* nvidia-cuda-nvrtc==$*
+	touch $@
+.cache/guidellm-%/.setup: requirements-guidellm.txt | $(VENV)/.setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --no-compile --target .cache/guidellm-$* -r $<
 	touch $@

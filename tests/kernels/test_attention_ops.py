@@ -127,7 +127,7 @@ def test_decode_reads_and_writes_head_views_of_wider_buffers(flash_decoding, hea
 
 
 @each_row_of("flashattention2_nopad")
-@pytest.mark.parametrize("length", [15, 16, 17, 33], ids=lambda length: f"{length}-tokens")
+@pytest.mark.parametrize("length", [16, 17, 33], ids=lambda length: f"{length}-tokens")
 def test_two_chunks_at_every_cut_equal_one_prefill(flashattention2_nopad, length, device):
     keys = PagedKeys([length], 2, 64, device)
     q = queries(length, 4, 64, device)
@@ -162,7 +162,7 @@ def test_a_sequence_is_attended_alike_alone_and_packed(flashattention2_nopad, de
 
 
 @each_native_row_of("flashattention2_nopad")
-@pytest.mark.parametrize(("programs", "shortest"), [(64, 1), (200, 1), (28, 2), (4, 1)])
+@pytest.mark.parametrize(("programs", "shortest"), [(64, 1), (28, 2)])
 def test_keys_may_be_split_among_any_number_of_programs(flashattention2_nopad, programs, shortest, device, monkeypatch):
     """Also where a split ends before, or begins behind, what some query of its tile sees."""
     module = module_of(flashattention2_nopad)

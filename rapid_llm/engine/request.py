@@ -6,7 +6,7 @@ from typing import Literal
 
 from rapid_llm.config import Grammar
 from rapid_llm.kvcache.prefix_cache import Prefix
-from rapid_llm.step import Adjust, SampledToken
+from rapid_llm.step import Adjust, Record, SampledToken
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -119,8 +119,7 @@ class Request:
         return bool(self.num_to_score) or self.rules.pooling == "mean"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(Record, frozen=True):
     """What one step brought to one request.
 
     Attributes:
@@ -144,4 +143,4 @@ class TokenOutput:
     vector: bytes = b""
     failure: int = 0
     num_cached_tokens: int = 0
-    queue_seconds: float = field(default=0.0, compare=False)
+    queue_seconds: float = 0.0

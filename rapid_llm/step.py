@@ -3,12 +3,18 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 NO_NUMBER, ALL_BANNED, NO_WAY_ON = -1, -2, -3
 """What stands in place of an id where there was none to sample: logits that are damaged, every token banned, or a grammar that
 cannot go on."""
 
 FOREVER = 2**31 - 1
 """A position that no sequence reaches."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What there is one of for each sequence and step: made in a tenth of a frozen dataclass's time. Never part of a cycle."""
 
 
 class Edit(NamedTuple):
@@ -87,8 +93,7 @@ class PageUpdate:
     pages: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Record, frozen=True):
     """One sequence's share of a step.
 
     Attributes:
@@ -131,8 +136,7 @@ class StepPlan:
         return self.decodes + self.prefills
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(Record, frozen=True):
     """One sampled id, or one of the prompt whose log-probs were asked for.
 
     Attributes:

@@ -35,6 +35,9 @@ class EmbeddingRequest:
         self.output.finished = update.finish_reason is not None
         return False
 
+    def catch_up(self) -> None:
+        """A vector comes whole."""
+
     def fail(self, error: RapidError) -> None:
         """End with an error that is not of a step."""
         self.output.error, self.output.finished = str(error), True

@@ -1,6 +1,6 @@
 """What a user gets back: RequestOutput, in the shape that users of vLLM know."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rapid_llm.engine.request import FinishReason
 
@@ -89,20 +89,3 @@ class RequestOutput:
     num_cached_tokens: int = 0
     queue_seconds: float = field(default=0.0, compare=False)
     embedding: list[float] | None = None
-
-
-class OutputReader:
-    """Hands out states of an output that grows: copies, each with the text that is new since the one before as ``delta``."""
-
-    def __init__(self, output: RequestOutput) -> None:
-        self._output = output
-        self._read: dict[int, int] = {}  # characters that were handed out, by answer
-
-    def state(self) -> RequestOutput:
-        """The output as it is now."""
-        return replace(self._output, outputs=[self._since_last(answer) for answer in self._output.outputs])
-
-    def _since_last(self, answer: CompletionOutput) -> CompletionOutput:
-        read, self._read[answer.index] = self._read.get(answer.index, 0), len(answer.text)
-        logprobs = None if answer.logprobs is None else list(answer.logprobs)
-        return replace(answer, token_ids=list(answer.token_ids), logprobs=logprobs, delta=answer.text[read:])

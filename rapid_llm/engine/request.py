@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rapid_llm.config import Grammar
+from rapid_llm.config import PAGE_SIZE, Grammar
 from rapid_llm.kvcache.prefix_cache import Prefix
-from rapid_llm.step import Adjust, SampledToken
+from rapid_llm.step import Adjust, Record, SampledToken
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -104,9 +104,15 @@ class Request:
         """
         if self.rules.pooling:
             return self.prompt_len - self.num_computed
-        if self.num_tokens - self.prompt_len >= self.rules.max_new_tokens:
+        num_tokens = self.num_tokens
+        if num_tokens - self.prompt_len >= self.rules.max_new_tokens:
             return 0
-        return self.num_tokens - self.num_computed - (self.mask is None)
+        return num_tokens - self.num_computed - (self.mask is None)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its pages have a row for one more token."""
+        return self.num_computed < len(self.pages) * PAGE_SIZE
 
     @property
     def num_to_score(self) -> int:
@@ -119,8 +125,7 @@ class Request:
         return bool(self.num_to_score) or self.rules.pooling == "mean"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(Record, frozen=True):
     """What one step brought to one request.
 
     Attributes:
@@ -144,4 +149,4 @@ class TokenOutput:
     vector: bytes = b""
     failure: int = 0
     num_cached_tokens: int = 0
-    queue_seconds: float = field(default=0.0, compare=False)
+    queue_seconds: float = 0.0

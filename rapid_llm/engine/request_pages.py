@@ -37,7 +37,7 @@ class RequestPages:
 
     def grow(self, request: Request) -> bool:
         """Give a request a page for one more token if it needs one; False when none is free."""
-        if request.num_computed < len(request.pages) * PAGE_SIZE:
+        if request.has_room:
             return True
         pages = self.allocator.allocate(1)
         request.pages += pages or []

@@ -88,7 +88,7 @@ class Scheduler:
             if count > 1:
                 prefills.append(request)
             # One that was preempted just now has no slot any more.
-            elif count == 1 and request.slot is not None and self._grow(request, step):
+            elif count == 1 and request.slot is not None and (request.has_room or self._grow(request, step)):
                 self._place(request, 1, step)
         step.load.add_decodes(step.plan.decodes)
         self._prefill([request for request in prefills if request.slot is not None], step)

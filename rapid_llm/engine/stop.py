@@ -20,6 +20,7 @@ class StopChecker:
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._automata = [_Automaton(stop) for stop in stops]
+        self._first_characters = {automaton.pattern[0] for automaton in self._automata}
         self._held = ""
         self.matched: str | None = None
 
@@ -30,6 +31,8 @@ class StopChecker:
         """
         if self.matched is not None:
             return "", self.matched
+        if not self._held and self._first_characters.isdisjoint(text):
+            return text, None  # as of most tokens: no stop string has begun, and none begins here
         whole = self._held + text
         for place, character in enumerate(text, start=len(self._held) + 1):
             complete = [automaton.pattern for automaton in self._automata if automaton.step(character)]

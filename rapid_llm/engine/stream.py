@@ -2,15 +2,35 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rapid_llm.engine.embedding import EmbeddingRequest
-from rapid_llm.engine.output import OutputReader, RequestOutput
+from rapid_llm.engine.output import CompletionOutput, RequestOutput
 from rapid_llm.engine.request import TokenOutput
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.errors import RapidError
 
 Follower = TextRequest | EmbeddingRequest
 """The text half of a sequence: of an answer, or of a prompt that becomes a vector."""
+
+
+class OutputReader:
+    """Hands out states of an output that grows: copies, each with the text that is new since the one before as ``delta``."""
+
+    def __init__(self, answers: Sequence[Follower]) -> None:
+        self._answers, self._output = answers, answers[0].output
+        self._read: dict[int, int] = {}  # characters that were handed out, by answer
+
+    def state(self) -> RequestOutput:
+        """The output as it is now."""
+        for answer in self._answers:
+            answer.catch_up()
+        return replace(self._output, outputs=[self._since_last(answer) for answer in self._output.outputs])
+
+    def _since_last(self, answer: CompletionOutput) -> CompletionOutput:
+        read, self._read[answer.index] = self._read.get(answer.index, 0), len(answer.text)
+        logprobs = None if answer.logprobs is None else list(answer.logprobs)
+        return replace(answer, token_ids=list(answer.token_ids), logprobs=logprobs, delta=answer.text[read:])
 
 
 class OutputStream:
@@ -22,7 +42,7 @@ class OutputStream:
 
     def __init__(self, answers: Sequence[Follower]) -> None:
         self.answers = [StreamedAnswer(answer, self) for answer in answers]
-        self._reader = OutputReader(answers[0].output)
+        self._reader = OutputReader(answers)
         self._news = asyncio.Event()
         self._error: RapidError | None = None
 

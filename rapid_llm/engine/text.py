@@ -35,6 +35,9 @@ def follow(output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer, 
 class TextRequest:
     """Follows one sequence of the token half, an answer to a request, and keeps the RequestOutput up to date.
 
+    The ids are as new as the last step. Their text is behind until somebody looks (``catch_up``) or the answer ends, since many
+    ids at once cost far less than one by one; where there are stop strings it is not, so that none is found late.
+
     Attributes:
         id: the sequence's: the request's where it has one answer, else with the answer's number behind it.
     """
@@ -50,6 +53,8 @@ class TextRequest:
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, continues=continues)
         self._stop = StopChecker(params.stop_strings)
+        self._reads_at_once = bool(params.stop_strings)
+        self._num_read = 0
         self._min_tokens = params.min_tokens
 
     @property
@@ -76,8 +81,21 @@ class TextRequest:
                 self.output.error = FAILURES[update.failure]
         return False
 
+    def catch_up(self) -> None:
+        """Bring the text up to the ids."""
+        ids = self.answer.token_ids
+        if self._num_read == len(ids):
+            return
+        text = self._detokenizer.push(ids[self._num_read :])
+        self._num_read = len(ids)
+        if len(ids) <= self._min_tokens:
+            self._emit(text)  # no stop string may begin here
+        else:
+            self._add_text(text)
+
     def fail(self, error: RapidError) -> None:
         """End with an error that is not of a step."""
+        self.catch_up()
         self.output.error = str(error)
         self._finish("error", None)
 
@@ -95,11 +113,8 @@ class TextRequest:
         answer.token_ids.append(token.token_id)
         if answer.logprobs is not None:
             answer.logprobs.append(self._logprob_entry(token))
-        text = self._detokenizer.push([token.token_id])
-        if len(answer.token_ids) <= self._min_tokens:
-            self._emit(text)  # no stop string may begin here
-        else:
-            self._add_text(text)
+        if self._reads_at_once:
+            self.catch_up()
 
     def _add_text(self, text: str) -> None:
         safe, matched = self._stop.push(text)
@@ -109,6 +124,7 @@ class TextRequest:
 
     def _end(self, reason: FinishReason, stop_id: int | None = None) -> None:
         """Let go of what was held back; it may still complete a stop string."""
+        self.catch_up()
         self._add_text(self._detokenizer.finish())
         if not self.finished:
             self._emit(self._stop.finish())

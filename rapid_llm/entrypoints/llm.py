@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 from rapid_llm.checkpoint.locate import locate
 from rapid_llm.config import EngineConfig, PoolingParams, SamplingParams
 from rapid_llm.engine.frontend import Encoded, Frontend, Message, Prompt, Tool, open_model
-from rapid_llm.engine.output import OutputReader, RequestOutput
+from rapid_llm.engine.output import RequestOutput
 from rapid_llm.engine.request import Request
-from rapid_llm.engine.stream import Follower
+from rapid_llm.engine.stream import Follower, OutputReader
 from rapid_llm.engine.text import TextRequest
 from rapid_llm.engine.tokenizer import Tokenizer
 from rapid_llm.entrypoints.compile_ahead import CompileAhead
@@ -173,8 +173,8 @@ class LLM:
 
     def _follow(self, prepared: list[_Prepared]) -> Iterator[RequestOutput]:
         """Queue the request when the first item is asked for: an iterator that nobody begins is never told that it was left."""
-        output = prepared[0][0].output
-        reader, said = OutputReader(output), 0
+        answers = [answer for answer, _ in prepared]
+        output, reader, said = answers[0].output, OutputReader(answers), 0
         try:
             self._queue(prepared)
             while True:
@@ -187,7 +187,7 @@ class LLM:
                 if state.finished:
                     return
         finally:
-            self._drop([answer for answer, _ in prepared])
+            self._drop(answers)
 
     def _run(self, encoded: list[Encoded], params: list[SamplingParams], *, continues: bool) -> list[RequestOutput]:
         prepared = self._prepare(encoded, params, continues=continues)

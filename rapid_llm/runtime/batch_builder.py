@@ -82,9 +82,10 @@ class BatchBuilder:
         chunks, num_decodes = plan.chunks, 0 if self._chunks_only else len(plan.decodes)
         slots = np.array([chunk.slot for chunk in chunks], dtype=np.int32)
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
-        lengths = np.array([chunk.length for chunk in chunks], dtype=np.int32)
+        ids = [chunk.token_ids or (0,) for chunk in chunks]
+        lengths = np.array([len(its_ids) for its_ids in ids], dtype=np.int32)
         ends = np.cumsum(lengths, dtype=np.int32)
-        token_ids = np.fromiter(chain.from_iterable(chunk.token_ids or (0,) for chunk in chunks), np.int32, count=int(ends[-1]))
+        token_ids = np.fromiter(chain.from_iterable(ids), np.int32, count=int(ends[-1]))
         positions = np.arange(ends[-1], dtype=np.int32) - np.repeat(ends - lengths - starts, lengths)
         rows = self._mirror[np.repeat(slots, lengths), positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         num_keys = starts + lengths

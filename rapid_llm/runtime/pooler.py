@@ -53,6 +53,8 @@ class Pooler:
 
     def wants(self, plan: StepPlan) -> bool:
         """Whether a step must bring hidden states."""
+        if not self._pooling:
+            return False
         return any(chunk.pools or self._pooling.get(chunk.slot) == "mean" for chunk in plan.chunks)
 
     def __call__(self, hidden: torch.Tensor, plan: StepPlan) -> PooledPrompts | None:

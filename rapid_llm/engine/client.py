@@ -300,17 +300,20 @@ class _Connection(asyncio.Protocol):
     def __init__(self, receive: Callable[[FromEngine], None], broken: Callable[[RapidError], None]) -> None:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._receive, self._broken = receive, broken
-        self._frames = FrameBuffer()
+        self._frames, self._is_broken = FrameBuffer(), False
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_broken:  # what comes until the process has ended: a version that was refused may say that it is ready
+            return
         try:
             for body in self._frames.feed(data):
                 self._receive(unpack(body, self._decoder))
         except (ProtocolError, ConfigError) as error:
+            self._is_broken = True
             self._broken(error)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rapid_llm.config import EngineConfig
-from rapid_llm.engine.client import EngineClient
+from rapid_llm.engine.client import EngineClient, _Connection
 from rapid_llm.engine.messages import (
     Abort,
     Add,
@@ -27,6 +27,7 @@ from rapid_llm.engine.messages import (
     Shutdown,
     Start,
     Stats,
+    check_version,
     pack,
     unpack,
     version,
@@ -284,6 +285,25 @@ def test_ctrl_c_is_for_the_client_to_handle():
         await reader.end
         assert reader.ids == continuation([1], 3)[0]
         await client.close()
+
+    run(scenario())
+
+
+def test_nothing_is_heard_of_a_process_that_was_refused():
+    async def scenario():
+        heard, refusals = [], []
+
+        def receive(message):
+            if isinstance(message, Hello):
+                check_version(message.version)
+            heard.append(message)
+
+        connection = _Connection(receive, refusals.append)
+        for message in (Progress("weights", 0, 0), Hello("0.0.0"), Progress("weights", 3, 4)):
+            connection.data_received(pack(message))
+        assert heard == [Progress("weights", 0, 0)]
+        [refusal] = refusals
+        assert "different versions" in str(refusal)
 
     run(scenario())
 

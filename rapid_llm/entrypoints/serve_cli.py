@@ -8,7 +8,6 @@ from rapid_llm.config_file import SERVER_TABLE, Settled, read_config_file, settl
 from rapid_llm.entrypoints.engine_flags import add_engine_flags, engine_config
 from rapid_llm.entrypoints.server.listening import listen
 from rapid_llm.entrypoints.server.settings import ServerConfig
-from rapid_llm.entrypoints.server.tracing import check_tracing
 from rapid_llm.entrypoints.tools.formats import TOOL_FORMATS
 from rapid_llm.envs import environment
 from rapid_llm.errors import ConfigError
@@ -70,6 +69,8 @@ def run_serve(options: argparse.Namespace) -> int:
     if options.show_config:
         print(f"{engine.to_toml()}\n[{SERVER_TABLE}]\n{server.to_toml()}", end="")
         return 0
+    from rapid_llm.entrypoints.server.tracing import check_tracing  # asyncio and starlette, which no other command needs
+
     check_tracing(server.config.otlp_endpoint)
     listener = listen(server.config)  # before anything else is loaded: whoever calls from now on is answered
     from rapid_llm.entrypoints.server.run import run

@@ -29,6 +29,10 @@ def _directory(text: str) -> Path:
     return path
 
 
+def _directory_or_off(text: str) -> Path | Literal["off"]:
+    return "off" if text == "off" else _directory(text)
+
+
 def _kernel_choices(text: str) -> dict[str, str]:
     choices: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -56,14 +60,14 @@ class Environment:
     quantize_cache: Path | Literal["off"] | None = field(
         default=None,
         metadata={
-            "parse": lambda text: "off" if text == "off" else _directory(text),
+            "parse": _directory_or_off,
             "summary": "folder where quantised weights are kept for the next start, or off; default: in the data folder",
         },
     )
     bytecode: Path | Literal["off"] | None = field(
         default=None,
         metadata={
-            "parse": lambda text: "off" if text == "off" else _directory(text),
+            "parse": _directory_or_off,
             "summary": "folder for compiled Python of packages that have none beside them, or off; default: in the data folder",
         },
     )

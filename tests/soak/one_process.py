@@ -25,9 +25,9 @@ class Stream:
     items: int = 0
 
 
-def run(folder: str, requests: int, seed: int, device: str = "cpu") -> Counter:
+def run(folder: str, requests: int, seed: int) -> Counter:
     """AT_ONCE streams at a time; how each ended. Raises AssertionError where anything is lost, changed or left behind."""
-    return talk_to(LLM(folder, device=device, **OPTIONS), requests, seed)
+    return talk_to(LLM(folder, device="cpu", **OPTIONS), requests, seed)
 
 
 def talk_to(llm: LLM, requests: int, seed: int) -> Counter:

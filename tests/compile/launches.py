@@ -58,18 +58,22 @@ def compiled_sweep(row, device, dtype, every=1):
     bfloat16 is what models run in and takes the whole sweep; float16, which compiles to the same but for conversions, and
     float32 take every third point of it, other ones each. Of those, every ``every``-th is compiled, other ones for each device.
     """
+    contract = catalog().contract(row.op)
     sweep = [
         sizes
-        for sizes in catalog().contract(row.op).sweep
-        if all(sizes[name] for name in ("num_tokens", "num_seqs") if name in sizes)
+        for sizes in contract.sweep[_SHARE[dtype]]
+        if all(limit.allows(sizes[name]) for name, limit in row.limits.items() if name in sizes)
     ]
     with compile_only(device) as record:
-        for sizes in _share_of(sweep[_SHARE[dtype]], device, every):
-            if all(limit.allows(sizes[name]) for name, limit in row.limits.items() if name in sizes):
-                load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))
+        first = known_devices().index(device.name) % every
+        for sizes in sweep[first::every]:
+            load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))
         for sizes in _share_of(BEYOND_THE_SWEEP.get(row.op, ()), device, every):
-            contract = catalog().contract(row.op)
             load_target(row)(**plain_arguments(row, contract, {**contract.defaults, **sizes}, dtype))
+        for sizes in sweep:  # the share may have been of points without work, which launch nothing
+            if record.launches:
+                break
+            load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))
     return record
 
 

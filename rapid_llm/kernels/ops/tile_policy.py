@@ -448,13 +448,13 @@ def _flash_decoding_fp8(room: _Room, sizes: Sizes) -> Tile:
 def _over_e4m3(room: _Room, tile: Tile, sizes: Sizes, most: int) -> Tile:
     """A tile over plain pools with stages of bytes, beside the queries and one tile of K and of V as numbers.
 
-    fp32 numbers of wide heads take the registers of more warps.
+    fp32 numbers of wide heads, or of as many queries as keys, take the registers of more warps.
     """
     dim, block_m, block_n = max(sizes["head_dim"], _SMALLEST_BLOCK), tile.BLOCK_M or 1, tile.BLOCK_N or 1
     while (block_m * room.itemsize + 2 * block_n * (1 + room.itemsize)) * dim > room.smem and block_n > _SMALLEST_BLOCK:
         block_n //= 2
     left = room.smem - (block_m + 2 * block_n) * dim * room.itemsize
-    warps = 8 if room.itemsize == 4 and dim > 128 else tile.num_warps
+    warps = 8 if room.itemsize == 4 and (dim > 128 or min(block_m, block_n) >= 32) else tile.num_warps
     return replace(tile, BLOCK_N=block_n, num_warps=warps, num_stages=min(max(left // (2 * block_n * dim), 1), most))
 
 

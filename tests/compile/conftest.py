@@ -28,6 +28,18 @@ def every(request):
     return request.config.getoption("--every", 1)
 
 
+@pytest.fixture
+def skip_unless_its_turn(request, simulated, every):
+    """Called with a number: skips for all but one of the devices where sweeps are shared out; another number, another device."""
+
+    def skip(number):
+        devices = request.config.getoption("--devices", "a100").split(",")
+        if every > 1 and (devices.index(simulated.name) + number) % len(devices):
+            pytest.skip("compiled for another device")
+
+    return skip
+
+
 @pytest.fixture(autouse=True)
 def _stores_of_its_own(tmp_path, monkeypatch):
     """Tiles come from the shipped store and the heuristics, not from what was tuned on this machine."""

@@ -77,11 +77,6 @@ def compiled_sweep(row, device, dtype, every=1):
     return record
 
 
-def is_turn_of(device, every):
-    """Whether what is compiled for one device of ``every``, and of three at least once, falls to this one."""
-    return known_devices().index(device.name) % min(every, 3) == 0
-
-
 def _share_of(points, device, every):
     return points[known_devices().index(device.name) % every :: every] or points[:1]
 

@@ -5,7 +5,7 @@ import pytest
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.ops.tile_policy import forget_tiles
 from rapid_llm.kernels.testing.hazards import store_load_hazards
-from tests.compile.launches import NATIVE_ROWS, compiled_call, compiled_sweep, counts_of, each_native_row, is_turn_of
+from tests.compile.launches import NATIVE_ROWS, compiled_call, compiled_sweep, counts_of, each_native_row
 
 MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a loop; more is a tile too large
 # Kernels that may have more than one binary per tile over the token counts, with the reason.
@@ -50,9 +50,11 @@ def _skip_unless_served(row, device):
 @pytest.mark.case("D1")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @each_native_row
-def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated, every):
+def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated, every, skip_unless_its_turn):
     if dtype not in row.dtypes or not _serves(row, simulated):
         pytest.skip(f"{row.name} does not claim {dtype} on {simulated.name}")
+    if dtype != "bfloat16":  # what models run in is compiled for every device
+        skip_unless_its_turn(("float16", "float32").index(dtype))
 
     record = compiled_sweep(row, simulated, dtype, every)
 
@@ -66,10 +68,9 @@ def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated
 
 @pytest.mark.case("C1")
 @each_native_row
-def test_a_count_compiles_one_binary_per_tile(row, simulated, every):
+def test_a_count_compiles_one_binary_per_tile(row, simulated, skip_unless_its_turn):
     _skip_unless_served(row, simulated)
-    if not is_turn_of(simulated, every):
-        pytest.skip("compiled for another device")
+    skip_unless_its_turn(2)
     for count in counts_of(row):
         binaries = {}
         for tokens in TOKEN_COUNTS:
@@ -94,8 +95,9 @@ def heuristic_tiles(monkeypatch, tmp_path):
 
 @pytest.mark.case("C6")
 @each_native_row
-def test_a_row_loads_128_bits_at_a_time(row, simulated, heuristic_tiles):
+def test_a_row_loads_128_bits_at_a_time(row, simulated, heuristic_tiles, skip_unless_its_turn):
     _skip_unless_served(row, simulated)
+    skip_unless_its_turn(0)
     for tokens in (1, 64):
         launches = compiled_call(row, simulated, "bfloat16", **{counts_of(row)[0]: tokens})
         assert launches

@@ -112,7 +112,7 @@ def build_engine(
             for line in (verified_elsewhere_summary(place.info), fallback_summary(place.questions)):
                 if line:
                     logger.warning(line)
-            keep_source_hashes()
+    keep_source_hashes()
     return Engine(resolved, worker, grammars, partial(served_kernels, place.questions))
 
 

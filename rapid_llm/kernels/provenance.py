@@ -76,8 +76,10 @@ def keep_source_hashes() -> None:
     Parsing what a start asks about takes a third of a second. Where the data folder cannot be written, every start does.
     """
     if _new_hashes:
+        _kept_hashes().update(_new_hashes)
+        _new_hashes.clear()
         with contextlib.suppress(OSError):
-            write_whole(_kept_path(), json.dumps(_kept_hashes() | _new_hashes).encode())
+            write_whole(_kept_path(), json.dumps(_kept_hashes()).encode())
 
 
 def _stamp(path: Path | None) -> int:

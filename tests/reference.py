@@ -8,7 +8,7 @@ from rapid_llm.kernels.reference.attention import (
     flashattention2_nopad_fp8,
 )
 from rapid_llm.kernels.reference.embeddings import vocab_embedding
-from rapid_llm.kernels.reference.fused import add_rms_norm_fp8, swiglu_fp8
+from rapid_llm.kernels.reference.fused import add_rms_norm_fp8, qk_norm_rope_kv_write, rope_kv_write, swiglu_fp8
 from rapid_llm.kernels.reference.gemm import dense_gemm
 from rapid_llm.kernels.reference.kvcache import update_kv_buffer, update_kv_buffer_fp8, update_kv_index
 from rapid_llm.kernels.reference.moe import (
@@ -68,11 +68,13 @@ __all__ = [
     "nearest_e4m3",
     "nvfp4_gemm",
     "philox4x32",
+    "qk_norm_rope_kv_write",
     "quantize_fp8",
     "quantize_int8",
     "quantize_nvfp4",
     "rms_norm",
     "rope",
+    "rope_kv_write",
     "route_experts",
     "sample",
     "swiglu",

@@ -11,8 +11,10 @@ import torch
 from benchmarks.kernels.cells import Cell
 from benchmarks.kernels.microbench import Check, Function
 from benchmarks.kernels.peers import combined
+from rapid_llm.kernels.dispatcher.dispatch import load_target
 from rapid_llm.kernels.measure.serving import PAGE_SIZE
 from rapid_llm.kernels.measure.timer import sets_for
+from rapid_llm.kernels.measure.tuner import fallback_row
 from rapid_llm.kernels.measure.workloads import Workload
 
 SCATTERED, PAGES, PAST_INT32 = "scattered", "pages", "past_2^31"
@@ -20,6 +22,7 @@ SCATTERED, PAGES, PAST_INT32 = "scattered", "pages", "past_2^31"
 
 _SEED = 20_261_129
 _CHUNK = 1 << 17  # rows that are looked through at a time
+_ROUNDED_TWICE = 1e-2  # of what is normed or rotated in bfloat16 by launches of their own
 
 
 def scatter_workload(cell: Cell, device: str) -> Workload:
@@ -75,6 +78,39 @@ def gate(cell: Cell, work: Workload) -> Check:
     return problem
 
 
+def rotated_gate(cell: Cell, work: Workload) -> Check:
+    """The check of a write that rotates first: queries and named rows near those of plain torch, zeros in all others.
+
+    K is only read by some arms and rotated in place by others, so it is as new before each.
+    """
+    arguments = work.sets[0]
+    buffer, fresh = combined(arguments["k_pool"], cell.sizes["num_kv_heads"]), arguments["k"].clone()
+
+    def results(function: Function) -> tuple[torch.Tensor, torch.Tensor, int]:
+        work.reset()
+        arguments["k"].copy_(fresh)
+        buffer.zero_()
+        function(**arguments)
+        rows = buffer[arguments["slot_mapping"].long()]
+        queries, written = arguments["q"].clone(), rows_with_content(buffer)
+        clear(buffer, arguments["slot_mapping"])
+        return queries, rows, written
+
+    wanted_q, wanted_rows, _ = results(load_target(fallback_row(cell.op)))
+
+    def problem(arm: str, function: Function) -> str:
+        queries, rows, written = results(function)
+        if written != len(rows):
+            return f"{written} rows of the pool were written, not {len(rows)}"
+        for name, got, wanted in (("q", queries, wanted_q), ("the pool", rows, wanted_rows)):
+            error = float((got.float() - wanted.float()).norm() / wanted.float().norm())
+            if not error <= _ROUNDED_TWICE:
+                return f"{name}: relative error {error:.2e}, at most {_ROUNDED_TWICE:.0e}"
+        return ""
+
+    return problem
+
+
 def landed(buffer: torch.Tensor, arguments: dict[str, Any]) -> str:
     """What is wrong with a pool [num_rows, 2 * heads, dim] that was zero before the call; empty where nothing is."""
     wanted = torch.cat((arguments["k"], arguments["v"]), 1)
@@ -83,8 +119,13 @@ def landed(buffer: torch.Tensor, arguments: dict[str, Any]) -> str:
     if wrong:
         return f"{wrong} of {len(slots)} rows do not hold their token"
     filled = int((wanted != 0).flatten(1).any(1).sum())
-    others = sum(int((part != 0).flatten(1).any(1).sum()) for part in buffer.split(_CHUNK)) - filled
+    others = rows_with_content(buffer) - filled
     return f"{others} rows were written that no slot names" if others else ""
+
+
+def rows_with_content(buffer: torch.Tensor) -> int:
+    """Rows of a pool that hold anything but zeros."""
+    return sum(int((part != 0).flatten(1).any(1).sum()) for part in buffer.split(_CHUNK))
 
 
 def clear(buffer: torch.Tensor, slots: torch.Tensor) -> None:

@@ -292,6 +292,10 @@ class Kept:
         return self._result
 
 
+_WRITING = ("update_kv_buffer", "update_kv_index", "rope_kv_write", "qk_norm_rope_kv_write")
+"""Ops whose peers write to the pool themselves."""
+
+
 def deliver(op: str, arguments: Mapping[str, Any], result: Any) -> None:
     """Put what a peer returned where the op's rows write it, so that one check serves both."""
     if op == "rope":
@@ -305,5 +309,5 @@ def deliver(op: str, arguments: Mapping[str, Any], result: Any) -> None:
     elif op == "top_logprobs":
         arguments["out_ids"].copy_(result[0])
         arguments["out_logprobs"].copy_(result[1])
-    elif op not in ("update_kv_buffer", "update_kv_index"):  # those write to the pool itself
+    elif op not in _WRITING:
         arguments["out"].copy_(result.reshape(arguments["out"].shape))

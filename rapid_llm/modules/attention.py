@@ -38,21 +38,32 @@ class AttentionSizes:
     qk_norm_eps: float | None = None
 
 
-class _PoolKernels(NamedTuple):
-    """What reads and writes one kind of pool."""
+class _Pointwise(NamedTuple):
+    """Rotation and KV write as kernels of their own."""
 
+    rope: Kernel
     write: Kernel
+
+
+class _PoolKernels(NamedTuple):
+    """What reads and writes one kind of pool: all before attention as one kernel, or rotation and write apart."""
+
+    fused: Kernel | None
+    apart: _Pointwise | None
     decode: Kernel | None
     prefill: Kernel
 
     @classmethod
-    def bind(cls, place: Placement, kind: str, heads: dict[str, int]) -> "_PoolKernels":
-        """Those of ops whose names end in ``kind``."""
-        kv = {name: heads[name] for name in ("num_kv_heads", "head_dim")}
+    def bind(cls, place: Placement, kind: str, heads: dict[str, int], fused: str | None) -> "_PoolKernels":
+        """Those of ops whose names end in ``kind``; the fused one of this name, if there is any and it is native here."""
         # One kernel for all rows where bits must not hang on which of the two a token comes to: such batches have no decodes.
         decode = None if place.deterministic else place.kernel(f"flash_decoding{kind}", **heads, page_size=PAGE_SIZE)
         prefill = place.kernel(f"flashattention2_nopad{kind}", **heads, page_size=PAGE_SIZE)
-        return cls(place.kernel(f"update_kv_buffer{kind}", **kv), decode, prefill)
+        if fused is not None and place.is_native(fused, **heads):
+            return cls(place.kernel(fused, **heads), None, decode, prefill)
+        kv = {name: heads[name] for name in ("num_kv_heads", "head_dim")}
+        rope = place.kernel("rope", **heads, rotary_dim=heads["head_dim"])
+        return cls(None, _Pointwise(rope, place.kernel(f"update_kv_buffer{kind}", **kv)), decode, prefill)
 
 
 class Attention:
@@ -76,9 +87,9 @@ class Attention:
             self.q_norm = RMSNorm(place, f"{name}.q_norm", head_dim, sizes.qk_norm_eps)
             self.k_norm = RMSNorm(place, f"{name}.k_norm", head_dim, sizes.qk_norm_eps)
         heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        self._rope = place.kernel("rope", **heads, rotary_dim=rotary.rotary_dim)
-        self._plain = _PoolKernels.bind(place, "", heads)
-        self._fp8 = None if place.kv_dtype is None else _PoolKernels.bind(place, "_fp8", heads)
+        fused = "rope_kv_write" if sizes.qk_norm_eps is None else "qk_norm_rope_kv_write"
+        self._plain = _PoolKernels.bind(place, "", heads, fused)
+        self._fp8 = None if place.kv_dtype is None else _PoolKernels.bind(place, "_fp8", heads, None)
 
     def __call__(self, x: Activations, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]; writes the step's rows of ``pool``."""
@@ -86,15 +97,29 @@ class Attention:
         heads = projected.view(len(projected), -1, self.head_dim)
         first_k, first_v = self.num_heads, self.num_heads + self.num_kv_heads
         q, k, v = heads[:, :first_k], heads[:, first_k:first_v], heads[:, first_v:]
-        if self.q_norm is not None and self.k_norm is not None:
-            self.q_norm.over(q)
-            self.k_norm.over(k)
-        self._rope(q, k, batch.positions, self.cos_sin)
         kernels = self._fp8 if self._fp8 is not None and pool.scales else self._plain
-        kernels.write(k, v, batch.slot_mapping, k_pool=pool.k, v_pool=pool.v, **pool.scales)
+        self._write(kernels, q, k, v, batch, pool)
         attended = projected.new_empty(len(projected), self.num_heads * self.head_dim)
         self._attend(kernels, q, pool, batch, attended.view(q.shape))
         return self.out(attended)
+
+    def _write(
+        self, kernels: _PoolKernels, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch, pool: LayerPool
+    ) -> None:
+        """Norm and rotate q [T, num_heads, head_dim] in place; k and v [T, num_kv_heads, head_dim] go into the pool."""
+        q_norm, k_norm, pools = self.q_norm, self.k_norm, {"k_pool": pool.k, "v_pool": pool.v}
+        places = (batch.positions, self.cos_sin, batch.slot_mapping)
+        if kernels.fused is not None:
+            if q_norm is None or k_norm is None:
+                kernels.fused(q, k, v, *places, **pools)
+            else:
+                kernels.fused(q, k, v, q_norm.weight, k_norm.weight, *places, **pools, eps=q_norm.eps)
+        elif kernels.apart is not None:
+            if q_norm is not None and k_norm is not None:
+                q_norm.over(q)
+                k_norm.over(k)
+            kernels.apart.rope(q, k, batch.positions, self.cos_sin)
+            kernels.apart.write(k, v, batch.slot_mapping, **pools, **pool.scales)
 
     def _attend(self, kernels: "_PoolKernels", q: torch.Tensor, pool: LayerPool, batch: ForwardBatch, out: torch.Tensor) -> None:
         """q, out: [T, num_heads, head_dim]. Decodes first: they write zeros where there is none, which a chunk may write over."""

@@ -35,7 +35,10 @@ _EXACT = frozenset(
     )
 )
 # Ops whose native rows sum in the order of their tile alone. Those of quantised weights and of experts are not looked into yet.
-_ORDERED_BY_TILE = frozenset(("dense_gemm", *_ATTENTION, "rms_norm", "add_rms_norm", "swiglu", "rope", "sample", "top_logprobs"))
+_KV_WRITES = ("rope_kv_write", "qk_norm_rope_kv_write")
+_ORDERED_BY_TILE = frozenset(
+    ("dense_gemm", *_ATTENTION, "rms_norm", "add_rms_norm", "swiglu", "rope", *_KV_WRITES, "sample", "top_logprobs")
+)
 
 
 def batch_invariant(row: KernelSpec, function: Function, *, on_cpu: bool) -> Function:

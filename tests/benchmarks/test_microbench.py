@@ -250,6 +250,8 @@ SMALL_OF = {
     "vocab_embedding": {"num_tokens": 3, "vocab_size": 50, "hidden_size": 64},
     "dense_gemm": {"num_tokens": 3, "n": 32, "k": 64},
     "update_kv_buffer": {"num_tokens": 5, "num_kv_heads": 2, "head_dim": 64, "num_rows": 64},
+    "rope_kv_write": {"num_tokens": 5, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "num_rows": 64},
+    "qk_norm_rope_kv_write": {"num_tokens": 5, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "num_rows": 64},
     "update_kv_index": {"num_updates": 4, "num_table_rows": 4, "num_columns": 8},
     "flash_decoding": attention_sizes(4, 2, 64, 3, 1, 32),
     "flashattention2_nopad": attention_sizes(4, 2, 64, 2, 16, 16),

@@ -158,6 +158,25 @@ def test_hazards_are_followed_through_loops_and_branches(before, between, argume
     assert [hazard.argument for hazard in found] == arguments
 
 
+SIDES = """
+tt.func public @k(%x_ptr: !tt.ptr<f32>, %y_ptr: !tt.ptr<f32>) {
+  scf.if %c {
+    %p = tt.addptr %x_ptr, %o : !tt.ptr<f32>, i32
+    tt.store %p, %v : !tt.ptr<f32>
+  } else {
+    %p = tt.addptr %y_ptr, %o : !tt.ptr<f32>, i32
+    tt.store %p, %v : !tt.ptr<f32>
+  }
+  %w = tt.load THEN : !tt.ptr<f32>
+}
+"""
+
+
+@pytest.mark.parametrize(("then", "arguments"), [("%x_ptr", ["x_ptr"]), ("%y_ptr", ["y_ptr"]), ("%z_ptr", [])])
+def test_a_name_that_both_sides_of_a_branch_use_means_two_pointers(then, arguments):
+    assert [hazard.argument for hazard in store_load_hazards(SIDES.replace("THEN", then))] == arguments
+
+
 def test_the_width_of_every_kind_of_load_is_read():
     ptx = """
     ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];

@@ -12,6 +12,7 @@ from rapid_llm.build import build_engine
 from rapid_llm.checkpoint.open import open_checkpoint
 from rapid_llm.config import EngineConfig
 from rapid_llm.ledger import StartupLedger
+from rapid_llm.modules.placement import Placement
 from rapid_llm.step import Chunk, PageUpdate, SlotSetup, StepPlan
 from tests.tiny_model import VOCAB_SIZE, expected_logits, save_checkpoint, tiny_model
 
@@ -126,6 +127,27 @@ def test_prefill_chunks_and_decode_equal_transformers(family, changes, ids, tmp_
     logits = run_model(folder, steps)
 
     for got, position in zip(logits, [29, 36, *range(37, 45)], strict=True):
+        assert_close(got[0], expected[position])
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_norms_rotation_and_kv_write_in_one_launch_give_the_same_logits(family, ids, tmp_path, monkeypatch):
+    """As a GPU's native row has them; here the plain torch one of that op is taken for native."""
+    asked = []
+
+    def is_native(self, op, **sizes):
+        asked.append(op)
+        return op.endswith("rope_kv_write")
+
+    monkeypatch.setattr(Placement, "is_native", is_native)
+    oracle = tiny_model(family)
+    steps = [[(0, 0, ids[:30])], *([(0, i, ids[i : i + 1])] for i in range(30, 45))]
+
+    logits = run_model(save_checkpoint(oracle, tmp_path, tokenizer=False), steps)
+
+    assert {"qk_norm_rope_kv_write" if family == "qwen3" else "rope_kv_write"} <= set(asked)
+    expected = expected_logits(oracle, ids)
+    for got, position in zip(logits, range(29, 45), strict=True):
         assert_close(got[0], expected[position])
 
 

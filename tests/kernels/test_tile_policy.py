@@ -30,6 +30,8 @@ SIZES = {
     "gather_columns": {"num_tokens": 7, "k": 4096},
     "vocab_embedding": {"num_tokens": 7, "hidden_size": 4096, "vocab_size": 128256},
     "rope": {"num_tokens": 7, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "rotary_dim": 128},
+    "rope_kv_write": {"num_tokens": 7, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+    "qk_norm_rope_kv_write": {"num_tokens": 7, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128},
     "sample": {"num_seqs": 64, "vocab_size": 151_936},
     "top_logprobs": {"num_seqs": 64, "vocab_size": 151_936},
     "dense_gemm": GEMM,

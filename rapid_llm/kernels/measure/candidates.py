@@ -69,6 +69,10 @@ def _rope(sizes: Sizes) -> Iterator[Tile]:
             yield from (Tile(BLOCK_M=rows, BLOCK_N=half, num_warps=warps) for warps in (1, 2, 4, 8) if rows * half >= 32 * warps)
 
 
+def _rope_kv_write(sizes: Sizes) -> Iterator[Tile]:
+    yield from _rope({**sizes, "rotary_dim": sizes["head_dim"]})
+
+
 def _splits(sizes: Sizes) -> Iterator[Tile]:
     """Splits of a row of logits."""
     for width in (2048, 4096, 8192, 16_384):
@@ -213,6 +217,8 @@ _LISTS: dict[str, Callable[[Sizes], Iterator[Tile]]] = {
     "rms_norm": _head_rows,
     "add_rms_norm": _rows,
     "rope": _rope,
+    "rope_kv_write": _rope_kv_write,
+    "qk_norm_rope_kv_write": _rope_kv_write,
     "sample": _splits,
     "top_logprobs": _splits,
     "flash_decoding": _decode,

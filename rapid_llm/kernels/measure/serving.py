@@ -59,6 +59,12 @@ def _rope() -> Iterator[Sizes]:
             yield {"num_tokens": tokens, "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "rotary_dim": dim}
 
 
+def _rope_kv_write() -> Iterator[Sizes]:
+    for heads, kv_heads, dim in HEADS:
+        for tokens in TOKENS:
+            yield {"num_tokens": tokens, "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "num_rows": 1 << 16}
+
+
 def _embedding() -> Iterator[Sizes]:
     for hidden, vocabulary in ((576, 49_152), (1024, 151_936), (4096, 128_256)):
         for tokens in TOKENS:
@@ -187,6 +193,8 @@ _SIZES = {
     "add_rms_norm": lambda: _of_rows("d", HIDDEN),
     "swiglu": lambda: _of_rows("d", WIDE),
     "rope": _rope,
+    "rope_kv_write": _rope_kv_write,
+    "qk_norm_rope_kv_write": _rope_kv_write,
     "vocab_embedding": _embedding,
     "dense_gemm": _gemm,
     "w8a16_gemm": lambda: _weight_only(None),

@@ -175,6 +175,34 @@ def _rope(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     return sets
 
 
+def _rope_kv_write(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    tokens, heads, kv_heads, dim, rows = s["num_tokens"], s["num_heads"], s["num_kv_heads"], s["head_dim"], s["num_rows"]
+    angles = torch.rand(8192, dim // 2, generator=make.generator, device=make.device)
+    table = torch.cat((angles.cos(), angles.sin()), 1)
+    pool = make.empty(rows, 2 * kv_heads, dim).zero_()
+    sets = []
+    for _ in range(make.count):
+        projected = make.normal(tokens, heads + 2 * kv_heads, dim)
+        sets.append(
+            {
+                "q": projected[:, :heads],
+                "k": projected[:, heads : heads + kv_heads],
+                "v": projected[:, heads + kv_heads :],
+                "positions": make.ids(tokens, 8192),
+                "cos_sin": table,
+                "slot_mapping": make.shuffled(rows)[:tokens].clone(),
+                "k_pool": pool[:, :kv_heads],
+                "v_pool": pool[:, kv_heads:],
+            }
+        )
+    return sets
+
+
+def _qk_norm_rope_kv_write(make: _Maker, s: dict[str, int]) -> list[Arguments]:
+    norms = {"q_weight": make.normal(s["head_dim"]), "k_weight": make.normal(s["head_dim"]), "eps": 1e-6}
+    return [entry | norms for entry in _rope_kv_write(make, s)]
+
+
 def _vocab_embedding(make: _Maker, s: dict[str, int]) -> list[Arguments]:
     weight = make.normal(s["vocab_size"], s["hidden_size"])
     return [
@@ -588,6 +616,8 @@ _MAKERS: dict[str, Callable[[_Maker, dict[str, int]], list[Arguments]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "rope": _rope,
+    "rope_kv_write": _rope_kv_write,
+    "qk_norm_rope_kv_write": _qk_norm_rope_kv_write,
     "vocab_embedding": _vocab_embedding,
     "dense_gemm": _dense_gemm,
     "w8a16_gemm": _w8a16_gemm,

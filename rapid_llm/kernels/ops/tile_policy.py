@@ -399,6 +399,11 @@ def _rope(room: _Room, sizes: Sizes) -> Tile:
     return Tile(BLOCK_M=rows, BLOCK_N=half, num_warps=_warps(rows * half, 8, most=8))
 
 
+def _rope_kv_write(room: _Room, sizes: Sizes) -> Tile:
+    """As rope over whole heads."""
+    return _rope(room, {**sizes, "rotary_dim": sizes["head_dim"]})
+
+
 def _flashattention2_nopad(room: _Room, sizes: Sizes) -> Tile:
     """Query tiles as long as registers hold the accumulator, fewer for a short chunk; K and V in as many stages as fit.
 
@@ -765,6 +770,8 @@ _HEURISTICS: Mapping[str, tuple[_Heuristic, tuple[str, ...], tuple[str, ...]]] =
     "gather_columns": (_gather_columns, ("k",), ("num_tokens",)),
     "vocab_embedding": (_vocab_embedding, ("hidden_size",), ("num_tokens", "vocab_size")),
     "rope": (_rope, ("num_heads", "num_kv_heads", "rotary_dim"), ("num_tokens", "head_dim")),
+    "rope_kv_write": (_rope_kv_write, ("num_heads", "num_kv_heads", "head_dim"), ("num_tokens", "num_rows")),
+    "qk_norm_rope_kv_write": (_rope_kv_write, ("num_heads", "num_kv_heads", "head_dim"), ("num_tokens", "num_rows")),
     "flashattention2_nopad": (
         _flashattention2_nopad,
         ("head_dim", "q_len"),
@@ -812,6 +819,8 @@ _STORED_BY: Mapping[str, tuple[str, ...]] = {
     "gather_columns": ("num_tokens", "k"),
     "vocab_embedding": ("num_tokens", "vocab_size", "hidden_size"),
     "rope": ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
+    "rope_kv_write": ("num_tokens", "num_heads", "num_kv_heads", "head_dim"),
+    "qk_norm_rope_kv_write": ("num_tokens", "num_heads", "num_kv_heads", "head_dim"),
     "flashattention2_nopad": ("num_heads", "num_kv_heads", "head_dim", "page_size", "q_len"),
     "flash_decoding": ("num_heads", "num_kv_heads", "head_dim", "page_size"),
     "flashattention2_nopad_fp8": ("num_heads", "num_kv_heads", "head_dim", "page_size", "q_len"),

@@ -36,9 +36,10 @@ def store_load_hazards(ttgir: str) -> list[Hazard]:
 
 @dataclass
 class _Operation:
-    """One line of IR, and the regions it opens."""
+    """One line of IR, the argument that it stores or loads through, and the regions it opens."""
 
     text: str
+    root: str = ""
     regions: list[list["_Operation"]] = field(default_factory=list)
 
 
@@ -52,11 +53,11 @@ def _walk(reader: "_Reader", operations: list[_Operation], pending: _Stores, fou
             pending = _walk_regions(reader, operation, pending, found)
         elif _BARRIER.search(operation.text):
             pending = set()
-        elif store := _STORES.search(operation.text):
-            pending = pending | {(reader.root(store[1]), reader.line(operation.text))}
-        elif load := _LOADS.search(operation.text):
-            root, line = reader.root(load[1]), reader.line(operation.text)
-            found |= {Hazard(argument, stored, line) for argument, stored in pending if argument == root}
+        elif _STORES.search(operation.text):
+            pending = pending | {(operation.root, reader.line(operation.text))}
+        elif _LOADS.search(operation.text):
+            line = reader.line(operation.text)
+            found |= {Hazard(argument, stored, line) for argument, stored in pending if argument == operation.root}
     return pending
 
 
@@ -90,7 +91,9 @@ class _Reader:
                     stack[-1][-1].regions.append([])
                     stack.append(stack[-1][-1].regions[-1])
                 continue
-            stack[-1].append(_Operation(line))
+            # At once: regions side by side use the same names, so a name means what was last defined before its use.
+            access = _STORES.search(line) or _LOADS.search(line)
+            stack[-1].append(_Operation(line, self._root(access[1]) if access else ""))
             self._define(line)
             if re.search(r"\{(?: loc\(.*\))?$", line):
                 stack[-1][-1].regions.append([])
@@ -111,7 +114,7 @@ class _Reader:
         if operand:
             self._operands[result[1]] = (result[2], operand[0])
 
-    def root(self, value: str) -> str:
+    def _root(self, value: str) -> str:
         """The kernel argument that a pointer was made from, or the value at which the trail ends."""
         for _ in range(1000):
             name, _, index = value.partition("#")

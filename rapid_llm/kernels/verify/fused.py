@@ -1,16 +1,18 @@
 """Cases of the fused family."""
 
 import math
+from typing import Any
 
 import torch
 
-from rapid_llm.kernels.ops.fused.rows import ADD_RMS_NORM_FP8, SWIGLU_FP8
+from rapid_llm.kernels.ops.fused.rows import ADD_RMS_NORM_FP8, QK_NORM_ROPE_KV_WRITE, ROPE_KV_WRITE, SWIGLU_FP8
 from rapid_llm.kernels.ops.interfaces import Sizes
 from rapid_llm.kernels.reference import fused as reference
-from rapid_llm.kernels.verify.buffers import Stage, spikes, uniform
+from rapid_llm.kernels.verify.buffers import Stage, once_rounded, spikes, uniform
 from rapid_llm.kernels.verify.case import Case, CaseMaker, Check
 
 _EPS = 1e-5
+_MAX_POSITIONS = 211
 _FP32 = 1e-5
 """What fp32 maths may be off before the rounding: exp, rsqrt and divisions as GPUs have them, sums of up to 20,480 squares."""
 
@@ -68,4 +70,78 @@ def _case(
     return Case(hard or "random", {**arguments, "out": out, "scales": scales}, [*checks, *stage.guards()])
 
 
-CASES: dict[str, CaseMaker] = {"add_rms_norm_fp8": _add_rms_norm_fp8, "swiglu_fp8": _swiglu_fp8}
+def _rope_kv_write(sizes: Sizes, dtype: torch.dtype, device: torch.device, generator: torch.Generator, hard: str | None) -> Case:
+    stage = Stage(ROPE_KV_WRITE, sizes, dtype, device)
+    arguments = _heads_and_places(stage, sizes, generator, hard)
+    expected = reference.rope_kv_write(**arguments)
+    # Two products may cancel, so the error is that of the largest term.
+    return _kv_case(stage, arguments, expected, 2e4 if hard == "large_magnitude" else 10.0, hard)
+
+
+def _qk_norm_rope_kv_write(
+    sizes: Sizes, dtype: torch.dtype, device: torch.device, generator: torch.Generator, hard: str | None
+) -> Case:
+    stage = Stage(QK_NORM_ROPE_KV_WRITE, sizes, dtype, device)
+    arguments = _heads_and_places(stage, sizes, generator, hard) | {"eps": _EPS}
+    for name in ("q_weight", "k_weight"):
+        arguments[name] = stage.place(name, torch.randn(sizes["head_dim"], generator=generator))
+    # A head that is one spike has entries up to the root of its width, times a weight of a few.
+    return _kv_case(stage, arguments, reference.qk_norm_rope_kv_write(**arguments), 4 * sizes["head_dim"] ** 0.5, hard)
+
+
+def _heads_and_places(stage: Stage, sizes: Sizes, generator: torch.Generator, hard: str | None) -> dict[str, Any]:
+    """q, k and v of tokens, their angles, their slots in no order, and pools."""
+    num_tokens, num_rows, head_dim = sizes["num_tokens"], sizes["num_rows"], sizes["head_dim"]
+
+    def heads(count: int) -> torch.Tensor:
+        shape = (num_tokens, count, head_dim)
+        return spikes(shape, generator) if hard == "large_magnitude" else torch.randn(shape, generator=generator)
+
+    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.arange(_MAX_POSITIONS, dtype=torch.float64)[:, None] * frequencies
+    slots = torch.randperm(num_rows, generator=generator)[:num_tokens]
+    if hard == "padding_slots":
+        outside = torch.tensor([-1, num_rows, (1 << 31) - 1, -(1 << 31), num_rows + 1])
+        padded = torch.arange(num_tokens) % 2 == 0
+        slots = torch.where(padded, outside[torch.arange(num_tokens) // 2 % len(outside)], slots)
+    k_pool, v_pool = stage.place_pools(*torch.randn(2, num_rows, sizes["num_kv_heads"], head_dim, generator=generator))
+    return {
+        "q": stage.place("q", heads(sizes["num_heads"])),
+        "k": stage.place("k", heads(sizes["num_kv_heads"])),
+        "v": stage.place("v", heads(sizes["num_kv_heads"])),
+        "positions": stage.place("positions", torch.randint(0, _MAX_POSITIONS, (num_tokens,), generator=generator)),
+        "cos_sin": stage.place("cos_sin", torch.cat([angles.cos(), angles.sin()], dim=1)),
+        "slot_mapping": stage.place("slot_mapping", slots),
+        "k_pool": k_pool,
+        "v_pool": v_pool,
+    }
+
+
+def _kv_case(
+    stage: Stage,
+    arguments: dict[str, Any],
+    expected: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    terms: float,
+    hard: str | None,
+) -> Case:
+    """q and K rounded once, with ``terms`` as large as that before; V copied, and every row that no token is for as it was."""
+    rtol, atol = once_rounded(arguments["q"].dtype, terms=terms)
+    new_q, new_k, new_v = expected
+    untouched = torch.ones(len(new_k), dtype=torch.bool, device=new_k.device)
+    slots = arguments["slot_mapping"].long()
+    untouched[slots[(slots >= 0) & (slots < len(new_k))]] = False
+    checks = [
+        Check("q", lambda: arguments["q"], new_q, rtol, atol),
+        Check("k_pool", lambda: arguments["k_pool"], new_k, rtol, atol),
+        Check("k_pool elsewhere", lambda: arguments["k_pool"][untouched], new_k[untouched], 0.0, 0.0),
+        Check("v_pool", lambda: arguments["v_pool"], new_v, 0.0, 0.0),
+    ]
+    return Case(hard or "random", arguments, [*checks, *stage.guards()])
+
+
+CASES: dict[str, CaseMaker] = {
+    "add_rms_norm_fp8": _add_rms_norm_fp8,
+    "swiglu_fp8": _swiglu_fp8,
+    "rope_kv_write": _rope_kv_write,
+    "qk_norm_rope_kv_write": _qk_norm_rope_kv_write,
+}

@@ -1,1 +1,1 @@
-"""Ops that write what a quantised product reads, in one pass over what they are made from."""
+"""Ops that do in one pass what others do in several: what a quantised product or attention reads, from what it is made."""

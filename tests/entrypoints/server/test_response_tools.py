@@ -6,11 +6,8 @@ import openai
 import pydantic
 import pytest
 
-from tests.entrypoints.server.scripted_serve import COMMAND
-from tests.entrypoints.server.serve import Server
-from tests.entrypoints.server.weather import BOTH, CALLS, OSLO, TEMPLATE, TOOLS, user
+from tests.entrypoints.server.weather import BOTH, CALLS, OSLO, TOOLS, user, weather_server
 from tests.scripted_engine import say
-from tests.tiny_model import save_checkpoint, tiny_llama
 
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 THINK = "THINK "
@@ -19,12 +16,8 @@ ASK = {"model": "tiny", "max_output_tokens": 300}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    folder = save_checkpoint(tiny_llama(max_position_embeddings=2048), tmp_path_factory.mktemp("scripted") / "tiny")
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
-    server = Server(str(folder), "--no-prefix-cache", "--max-kv-tokens", "8192", "--max-num-seqs", "4", command=COMMAND)
-    yield server.ready()
-    server.close()
+    with weather_server(tmp_path_factory.mktemp("scripted")) as server:
+        yield server
 
 
 @pytest.fixture

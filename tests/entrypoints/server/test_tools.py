@@ -7,21 +7,16 @@ import pytest
 
 from tests.entrypoints.server.scripted_serve import COMMAND
 from tests.entrypoints.server.serve import Server
-from tests.entrypoints.server.weather import BOTH, CALLS, CITY, HALT, OSLO, STOP, TEMPLATE, TOOLS, user
+from tests.entrypoints.server.weather import BOTH, CALLS, CITY, HALT, OSLO, STOP, TOOLS, user, weather_server
 from tests.scripted_engine import say
-from tests.tiny_model import save_checkpoint, tiny_llama
 
 CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    folder = save_checkpoint(tiny_llama(max_position_embeddings=2048), tmp_path_factory.mktemp("scripted") / "tiny")
-    config = folder / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
-    server = Server(str(folder), "--no-prefix-cache", "--max-kv-tokens", "8192", "--max-num-seqs", "4", command=COMMAND)
-    yield server.ready()
-    server.close()
+    with weather_server(tmp_path_factory.mktemp("scripted")) as server:
+        yield server
 
 
 @pytest.fixture

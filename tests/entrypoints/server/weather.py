@@ -1,4 +1,11 @@
-"""A chat template that knows tools and reasoning, tools to call, and what a model writes that calls them."""
+"""A chat template that knows tools and reasoning, tools to call, what a model writes that calls them, and a server of it all."""
+
+import json
+from contextlib import contextmanager
+
+from tests.entrypoints.server.scripted_serve import COMMAND
+from tests.entrypoints.server.serve import Server
+from tests.tiny_model import save_checkpoint, tiny_llama
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -22,3 +29,16 @@ CALLS = [("get_weather", {"city": "Oslo"}), ("stop", {})]
 def user(text):
     """A conversation of one turn."""
     return [{"role": "user", "content": text}]
+
+
+@contextmanager
+def weather_server(folder):
+    """A server, ready, whose model says what it is told to under this template; its checkpoint lies in ``folder``."""
+    model = save_checkpoint(tiny_llama(max_position_embeddings=2048), folder / "tiny")
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
+    server = Server(str(model), "--no-prefix-cache", "--max-kv-tokens", "8192", "--max-num-seqs", "4", command=COMMAND)
+    try:
+        yield server.ready()
+    finally:
+        server.close()

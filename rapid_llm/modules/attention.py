@@ -38,32 +38,25 @@ class AttentionSizes:
     qk_norm_eps: float | None = None
 
 
-class _Pointwise(NamedTuple):
-    """Rotation and KV write as kernels of their own."""
-
-    rope: Kernel
-    write: Kernel
-
-
 class _PoolKernels(NamedTuple):
-    """What reads and writes one kind of pool: all before attention as one kernel, or rotation and write apart."""
+    """What reads and writes one kind of pool. Without ``rope`` the write norms and rotates as well."""
 
-    fused: Kernel | None
-    apart: _Pointwise | None
+    rope: Kernel | None
+    write: Kernel
     decode: Kernel | None
     prefill: Kernel
 
     @classmethod
     def bind(cls, place: Placement, kind: str, heads: dict[str, int], fused: str | None) -> "_PoolKernels":
-        """Those of ops whose names end in ``kind``; the fused one of this name, if there is any and it is native here."""
+        """Those of ops whose names end in ``kind``; the fused write of this name, if there is any and it is native here."""
         # One kernel for all rows where bits must not hang on which of the two a token comes to: such batches have no decodes.
         decode = None if place.deterministic else place.kernel(f"flash_decoding{kind}", **heads, page_size=PAGE_SIZE)
         prefill = place.kernel(f"flashattention2_nopad{kind}", **heads, page_size=PAGE_SIZE)
         if fused is not None and place.is_native(fused, **heads):
-            return cls(place.kernel(fused, **heads), None, decode, prefill)
+            return cls(None, place.kernel(fused, **heads), decode, prefill)
         kv = {name: heads[name] for name in ("num_kv_heads", "head_dim")}
         rope = place.kernel("rope", **heads, rotary_dim=heads["head_dim"])
-        return cls(None, _Pointwise(rope, place.kernel(f"update_kv_buffer{kind}", **kv)), decode, prefill)
+        return cls(rope, place.kernel(f"update_kv_buffer{kind}", **kv), decode, prefill)
 
 
 class Attention:
@@ -109,17 +102,16 @@ class Attention:
         """Norm and rotate q [T, num_heads, head_dim] in place; k and v [T, num_kv_heads, head_dim] go into the pool."""
         q_norm, k_norm, pools = self.q_norm, self.k_norm, {"k_pool": pool.k, "v_pool": pool.v}
         places = (batch.positions, self.cos_sin, batch.slot_mapping)
-        if kernels.fused is not None:
-            if q_norm is None or k_norm is None:
-                kernels.fused(q, k, v, *places, **pools)
-            else:
-                kernels.fused(q, k, v, q_norm.weight, k_norm.weight, *places, **pools, eps=q_norm.eps)
-        elif kernels.apart is not None:
+        if kernels.rope is not None:
             if q_norm is not None and k_norm is not None:
                 q_norm.over(q)
                 k_norm.over(k)
-            kernels.apart.rope(q, k, batch.positions, self.cos_sin)
-            kernels.apart.write(k, v, batch.slot_mapping, **pools, **pool.scales)
+            kernels.rope(q, k, batch.positions, self.cos_sin)
+            kernels.write(k, v, batch.slot_mapping, **pools, **pool.scales)
+        elif q_norm is not None and k_norm is not None:
+            kernels.write(q, k, v, q_norm.weight, k_norm.weight, *places, **pools, eps=q_norm.eps)
+        else:
+            kernels.write(q, k, v, *places, **pools)
 
     def _attend(self, kernels: "_PoolKernels", q: torch.Tensor, pool: LayerPool, batch: ForwardBatch, out: torch.Tensor) -> None:
         """q, out: [T, num_heads, head_dim]. Decodes first: they write zeros where there is none, which a chunk may write over."""

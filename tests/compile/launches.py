@@ -65,8 +65,7 @@ def compiled_sweep(row, device, dtype, every=1):
         if all(limit.allows(sizes[name]) for name, limit in row.limits.items() if name in sizes)
     ]
     with compile_only(device) as record:
-        first = known_devices().index(device.name) % every
-        for sizes in sweep[first::every]:
+        for sizes in _share_of(sweep, device, every):
             load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))
         for sizes in _share_of(BEYOND_THE_SWEEP.get(row.op, ()), device, every):
             load_target(row)(**plain_arguments(row, contract, {**contract.defaults, **sizes}, dtype))

@@ -8,18 +8,13 @@ import torch
 from rapid_llm.errors import KernelInputError
 from rapid_llm.kernels.ops.tile_policy import Tile
 from tests import reference
+from tests.kernels.angles import table
 from tests.kernels.kv_pools import int32, rows_with_content, zero_pool
 from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of, to
 
 EPS = 1e-6
 INT32_MAX = (1 << 31) - 1
 NATIVE = [row for row in each_row_of("qk_norm_rope_kv_write").args[1] if "triton" in row.values[0].spec.requires.packages]
-
-
-def table(head_dim, device, max_positions=64):
-    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.sin()], dim=1).float().to(device)
 
 
 def projection(num_tokens, heads, kv_heads, head_dim, device, dtype=torch.float32):

@@ -5,13 +5,8 @@ import torch
 
 from rapid_llm.errors import KernelInputError
 from tests import reference
+from tests.kernels.angles import table
 from tests.kernels.rows_under_test import DTYPES, broken_cases, each_row_of, to
-
-
-def table(rotary_dim, device, max_positions=64):
-    frequencies = 10000.0 ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
-    angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.sin()], dim=1).float().to(device)
 
 
 def positions_of(values, device):

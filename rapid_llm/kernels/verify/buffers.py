@@ -140,6 +140,23 @@ def once_rounded(dtype: torch.dtype, *, terms: float = 1.0) -> tuple[float, floa
     return inner + (target.eps / 2 if dtype != torch.float32 else 0.0), inner * terms + subnormal
 
 
+def scattered_slots(num_tokens: int, num_rows: int, generator: torch.Generator, hard: str | None) -> torch.Tensor:
+    """Slots of tokens, int64, distinct and in no order; with "padding_slots" every other one lies outside the pool."""
+    slots = torch.randperm(num_rows, generator=generator)[:num_tokens]
+    if hard == "padding_slots":
+        outside = torch.tensor([-1, num_rows, (1 << 31) - 1, -(1 << 31), num_rows + 1])
+        padded = torch.arange(num_tokens) % 2 == 0
+        slots = torch.where(padded, outside[torch.arange(num_tokens) // 2 % len(outside)], slots)
+    return slots
+
+
+def angle_table(rotary_dim: int, max_positions: int) -> torch.Tensor:
+    """Cosines, then sines, float64 [max_positions, rotary_dim], of the usual frequencies."""
+    frequencies = 10000.0 ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+    angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
 def uniform(shape: Sequence[int], low: float, high: float, generator: torch.Generator) -> torch.Tensor:
     """fp32 values spread evenly over low .. high, on the CPU."""
     return low + (high - low) * torch.rand(tuple(shape), generator=generator)

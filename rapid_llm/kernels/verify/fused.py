@@ -8,7 +8,7 @@ import torch
 from rapid_llm.kernels.ops.fused.rows import ADD_RMS_NORM_FP8, QK_NORM_ROPE_KV_WRITE, ROPE_KV_WRITE, SWIGLU_FP8
 from rapid_llm.kernels.ops.interfaces import Sizes
 from rapid_llm.kernels.reference import fused as reference
-from rapid_llm.kernels.verify.buffers import Stage, once_rounded, spikes, uniform
+from rapid_llm.kernels.verify.buffers import Stage, angle_table, once_rounded, scattered_slots, spikes, uniform
 from rapid_llm.kernels.verify.case import Case, CaseMaker, Check
 
 _EPS = 1e-5
@@ -97,20 +97,14 @@ def _heads_and_places(stage: Stage, sizes: Sizes, generator: torch.Generator, ha
         shape = (num_tokens, count, head_dim)
         return spikes(shape, generator) if hard == "large_magnitude" else torch.randn(shape, generator=generator)
 
-    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.arange(_MAX_POSITIONS, dtype=torch.float64)[:, None] * frequencies
-    slots = torch.randperm(num_rows, generator=generator)[:num_tokens]
-    if hard == "padding_slots":
-        outside = torch.tensor([-1, num_rows, (1 << 31) - 1, -(1 << 31), num_rows + 1])
-        padded = torch.arange(num_tokens) % 2 == 0
-        slots = torch.where(padded, outside[torch.arange(num_tokens) // 2 % len(outside)], slots)
+    slots = scattered_slots(num_tokens, num_rows, generator, hard)
     k_pool, v_pool = stage.place_pools(*torch.randn(2, num_rows, sizes["num_kv_heads"], head_dim, generator=generator))
     return {
         "q": stage.place("q", heads(sizes["num_heads"])),
         "k": stage.place("k", heads(sizes["num_kv_heads"])),
         "v": stage.place("v", heads(sizes["num_kv_heads"])),
         "positions": stage.place("positions", torch.randint(0, _MAX_POSITIONS, (num_tokens,), generator=generator)),
-        "cos_sin": stage.place("cos_sin", torch.cat([angles.cos(), angles.sin()], dim=1)),
+        "cos_sin": stage.place("cos_sin", angle_table(head_dim, _MAX_POSITIONS)),
         "slot_mapping": stage.place("slot_mapping", slots),
         "k_pool": k_pool,
         "v_pool": v_pool,

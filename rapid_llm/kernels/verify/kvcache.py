@@ -8,7 +8,7 @@ import torch
 from rapid_llm.kernels.ops.interfaces import Sizes
 from rapid_llm.kernels.ops.kvcache.rows import UPDATE_KV_BUFFER, UPDATE_KV_BUFFER_FP8, UPDATE_KV_INDEX
 from rapid_llm.kernels.reference import kvcache as reference
-from rapid_llm.kernels.verify.buffers import Stage
+from rapid_llm.kernels.verify.buffers import Stage, scattered_slots
 from rapid_llm.kernels.verify.case import Case, CaseMaker, Check
 
 _INT32_MAX = (1 << 31) - 1
@@ -48,11 +48,7 @@ def _placed_rows(
     """K and V of tokens, as wide as ``spread`` [2, 1, H, 1] says, their slots in no order, and pools."""
     num_tokens, num_rows = sizes["num_tokens"], sizes["num_rows"]
     row_shape = (sizes["num_kv_heads"], sizes["head_dim"])
-    slots = torch.randperm(num_rows, generator=generator)[:num_tokens]
-    if hard == "padding_slots":
-        outside = torch.tensor([-1, num_rows, _INT32_MAX, -(1 << 31), num_rows + 1])
-        padded = torch.arange(num_tokens) % 2 == 0
-        slots = torch.where(padded, outside[torch.arange(num_tokens) // 2 % len(outside)], slots)
+    slots = scattered_slots(num_tokens, num_rows, generator, hard)
     k, v = torch.randn(2, num_tokens, *row_shape, generator=generator) * spread
     k_pool, v_pool = stage.place_pools(*torch.randn(2, num_rows, *row_shape, generator=generator))
     return {

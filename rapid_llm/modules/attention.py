@@ -47,7 +47,7 @@ class _PoolKernels(NamedTuple):
     prefill: Kernel
 
     @classmethod
-    def bind(cls, place: Placement, kind: str, heads: dict[str, int], fused: str | None) -> "_PoolKernels":
+    def bind(cls, place: Placement, kind: str, heads: dict[str, int], rotary_dim: int, fused: str | None) -> "_PoolKernels":
         """Those of ops whose names end in ``kind``; the fused write of this name, if there is any and it is native here."""
         # One kernel for all rows where bits must not hang on which of the two a token comes to: such batches have no decodes.
         decode = None if place.deterministic else place.kernel(f"flash_decoding{kind}", **heads, page_size=PAGE_SIZE)
@@ -55,7 +55,7 @@ class _PoolKernels(NamedTuple):
         if fused is not None and place.is_native(fused, **heads):
             return cls(None, place.kernel(fused, **heads), decode, prefill)
         kv = {name: heads[name] for name in ("num_kv_heads", "head_dim")}
-        rope = place.kernel("rope", **heads, rotary_dim=heads["head_dim"])
+        rope = place.kernel("rope", **heads, rotary_dim=rotary_dim)
         return cls(rope, place.kernel(f"update_kv_buffer{kind}", **kv), decode, prefill)
 
 
@@ -80,9 +80,11 @@ class Attention:
             self.q_norm = RMSNorm(place, f"{name}.q_norm", head_dim, sizes.qk_norm_eps)
             self.k_norm = RMSNorm(place, f"{name}.k_norm", head_dim, sizes.qk_norm_eps)
         heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        fused = "rope_kv_write" if sizes.qk_norm_eps is None else "qk_norm_rope_kv_write"
-        self._plain = _PoolKernels.bind(place, "", heads, fused)
-        self._fp8 = None if place.kv_dtype is None else _PoolKernels.bind(place, "_fp8", heads, None)
+        fused = None
+        if rotary.rotary_dim == head_dim:  # it rotates whole heads
+            fused = "rope_kv_write" if sizes.qk_norm_eps is None else "qk_norm_rope_kv_write"
+        self._plain = _PoolKernels.bind(place, "", heads, rotary.rotary_dim, fused)
+        self._fp8 = None if place.kv_dtype is None else _PoolKernels.bind(place, "_fp8", heads, rotary.rotary_dim, None)
 
     def __call__(self, x: Activations, batch: ForwardBatch, pool: LayerPool) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]; writes the step's rows of ``pool``."""

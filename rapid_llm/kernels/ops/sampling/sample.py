@@ -37,6 +37,7 @@ _GROUP = tl.constexpr(64)  # neighbouring ids whose masses are drawn from togeth
 _DRAWS = tl.constexpr(4)  # of a row without top_k, before it is cut
 _LISTED = tl.constexpr(2048)  # the likeliest tokens of a row with top_k that fit its list
 _NO_GROUP = tl.constexpr(MAX_VOCAB // 64)  # the first that no vocabulary has
+_LIST_WARPS = 8  # whose registers a list of keys takes
 _GROUPS_AT_ONCE = tl.constexpr(16)  # that are looked through for them
 _MASS_ONE = tl.constexpr(float(1 << 42))  # the mass of the likeliest token; 2**20 of them stay below 2**63
 _GROUP_MASS_ONE = tl.constexpr(float(1 << 24))  # that of the likeliest token of a group in its group's sum
@@ -109,7 +110,7 @@ def sample(
     )
     _pick_kernel[(num_seqs,)](
         logits, temperature, top_k, top_p, min_p, seeds, positions, peaks, ids, masses, keys, counts, out_ids,
-        stride, vocab_size, SPLITS=splits, **tile,
+        stride, vocab_size, SPLITS=splits, **{**tile, "num_warps": max(tile["num_warps"], _LIST_WARPS)},
     )  # fmt: skip
     return out_ids
 
@@ -353,12 +354,14 @@ def _list_tokens(row_ptr, likely_groups_ptr, keys_ptr, count_ptr, is_likely, gro
     at_once = tl.arange(0, _GROUPS_AT_ONCE)
     for start in range(0, num_likely, _GROUPS_AT_ONCE):
         group = tl.load(likely_groups_ptr + start + at_once, mask=start + at_once < num_likely, other=_NO_GROUP)
-        cols = tl.reshape(group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :], (_GROUPS_AT_ONCE * _GROUP,))
+        cols = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]  # [AT_ONCE, GROUP]
         bits = _falling_bits(_scaled(load_scores(row_ptr, cols, vocab_size), peak, temperature))
         listed = (bits <= limit) & (cols < vocab_size)
-        place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
+        of_group = tl.sum(listed.to(tl.int32), 1)
+        first = count + tl.cumsum(of_group, 0) - of_group
+        place = first[:, None] + tl.cumsum(listed.to(tl.int32), 1) - 1
         tl.store(keys_ptr + place, pack(bits, cols, vocab_size), mask=listed & (place < _LISTED))
-        count += tl.sum(listed.to(tl.int32), 0)
+        count += tl.sum(of_group, 0)
     tl.store(count_ptr, count)
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.gemm.inputs import check_dense_gemm
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
@@ -34,19 +35,20 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
         return out
     # One token's mapping reads rows of the weight, so they must be dense.
     tile_tokens = num_tokens if weight.stride(1) == 1 else max(num_tokens, 2)
-    tile = resolve_tiles("dense_gemm", device=launch_device(x), dtype=x.dtype, num_tokens=tile_tokens, n=n, k=k).launch()
+    device = launch_device(x)
+    tile = resolve_tiles("dense_gemm", device=device, dtype=x.dtype, num_tokens=tile_tokens, n=n, k=k).launch()
     block_m, block_n = tile["BLOCK_M"], tile["BLOCK_N"]
     even_k = k % tile["BLOCK_K"] == 0
     if block_m == 1:
         del tile["BLOCK_M"]
         _gemv_kernel[(triton.cdiv(n, block_n),)](
-            x, weight, bias, out, weight.stride(0), n, k, EVEN=n % block_n == 0 and even_k, **tile
+            x, weight, bias, out, weight.stride(0), n, k, EVEN=n % block_n == 0 and even_k, **tile, **dependent_launch(device)
         )
         return out
     grid = (triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     _dense_gemm_kernel[grid](
         x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k,
-        EVEN_K=even_k, SWAPPED=block_m < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile,
+        EVEN_K=even_k, SWAPPED=block_m < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile, **dependent_launch(device),
     )  # fmt: skip
     return out
 
@@ -63,7 +65,9 @@ def _gemv_kernel(
     EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     weight_ptrs = weight_ptr + cols.to(tl.int64)[:, None] * weight_stride + inner[None, :]  # [N, K]
@@ -102,7 +106,9 @@ def _dense_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
     first_m = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M

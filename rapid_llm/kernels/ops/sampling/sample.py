@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.sampling.inputs import check_sample
 from rapid_llm.kernels.ops.sampling.logits import (
     MAX_VOCAB,
@@ -83,9 +84,8 @@ def sample(
     if not num_seqs:
         return out_ids
 
-    tile = resolve_tiles(
-        "sample", device=launch_device(logits), dtype=logits.dtype, num_seqs=num_seqs, vocab_size=vocab_size
-    ).launch()
+    device = launch_device(logits)
+    tile = resolve_tiles("sample", device=device, dtype=logits.dtype, num_seqs=num_seqs, vocab_size=vocab_size).launch()
     num_splits = triton.cdiv(vocab_size, tile["BLOCK_N"])
     num_groups = num_splits * (tile["BLOCK_N"] // _GROUP.value)
     draws, listed = _DRAWS.value, _LISTED.value
@@ -98,25 +98,37 @@ def sample(
     masses = logits.new_empty((num_seqs, num_splits, draws + 1), dtype=torch.int64)
     stride = logits.stride(0)
     groups, splits = max(triton.next_power_of_2(num_groups), 16), triton.next_power_of_2(num_splits)
+    pdl = dependent_launch(device)
     wide = {"num_warps": min(max(groups // 256, 1), 8), "num_stages": 1}
 
-    _group_kernel[(num_seqs * num_splits,)](logits, temperature, top_k, maxima, sums, stride, vocab_size, **tile)
+    _group_kernel[(num_seqs * num_splits,)](logits, temperature, top_k, maxima, sums, stride, vocab_size, **tile, **pdl)
     _draw_kernel[(num_seqs * draws,)](
         logits, temperature, top_k, top_p, min_p, seeds, positions, maxima, sums, peaks, ids, scores, likely_groups, keys, counts,
-        stride, vocab_size, num_groups, GROUPS=groups, **wide,
+        stride, vocab_size, num_groups, GROUPS=groups, **wide, **pdl,
     )  # fmt: skip
     _mass_kernel[(num_seqs * num_splits,)](
-        logits, temperature, top_k, top_p, peaks, ids, scores, masses, stride, vocab_size, **tile
+        logits, temperature, top_k, top_p, peaks, ids, scores, masses, stride, vocab_size, **tile, **pdl
     )
     _pick_kernel[(num_seqs,)](
         logits, temperature, top_k, top_p, min_p, seeds, positions, peaks, ids, masses, keys, counts, out_ids,
-        stride, vocab_size, SPLITS=splits, **{**tile, "num_warps": max(tile["num_warps"], _LIST_WARPS)},
+        stride, vocab_size, SPLITS=splits, **{**tile, "num_warps": max(tile["num_warps"], _LIST_WARPS)}, **pdl,
     )  # fmt: skip
     return out_ids
 
 
 @triton.jit
-def _group_kernel(logits_ptr, temperature_ptr, top_k_ptr, maxima_ptr, sums_ptr, logits_stride, vocab_size, BLOCK_N: tl.constexpr):
+def _group_kernel(
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    maxima_ptr,
+    sums_ptr,
+    logits_stride,
+    vocab_size,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
     GROUPS: tl.constexpr = BLOCK_N // _GROUP
     num_splits = tl.cdiv(vocab_size, BLOCK_N)  # rows and splits both on axis 0: the others stop at 65,535
     program = tl.program_id(0)
@@ -156,7 +168,9 @@ def _draw_kernel(
     vocab_size,
     num_groups,
     GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = (tl.program_id(0) // _DRAWS).to(tl.int64)
     draw = tl.program_id(0) % _DRAWS
     temperature, top_k, min_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(min_p_ptr + row)
@@ -209,7 +223,9 @@ def _mass_kernel(
     logits_stride,
     vocab_size,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     num_splits = tl.cdiv(vocab_size, BLOCK_N)
     program = tl.program_id(0)
     row = (program // num_splits).to(tl.int64)
@@ -246,7 +262,9 @@ def _pick_kernel(
     vocab_size,
     SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     num_splits = tl.cdiv(vocab_size, BLOCK_N)
     temperature, top_k, top_p = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)

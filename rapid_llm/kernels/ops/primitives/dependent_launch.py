@@ -14,13 +14,14 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from rapid_llm.kernels.device import DeviceInfo
+from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
 
 _LEAST_SM = 90
 
 
 def dependent_launch(device: DeviceInfo) -> dict[str, bool]:
     """Keyword arguments of the launch of a kernel that begins with ``wait_for_inputs``."""
-    can = device.sm is not None and device.sm >= _LEAST_SM
+    can = has_inline_ptx() and device.sm is not None and device.sm >= _LEAST_SM
     return {"PDL": can, "launch_pdl": can}
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.gemm.inputs import check_dense_gemm
-from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, let_next_begin, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
@@ -67,19 +67,22 @@ def _gemv_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL)
+    let_next_begin(PDL)
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     weight_ptrs = weight_ptr + cols.to(tl.int64)[:, None] * weight_stride + inner[None, :]  # [N, K]
+    inside = (cols < n)[:, None]
+    ahead = tl.load(weight_ptrs) if EVEN else tl.load(weight_ptrs, mask=inside & (inner < k)[None, :], other=0.0)
+    wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for start in range(0, k, BLOCK_K):
+        weight, following = ahead, start + BLOCK_K + inner < k  # a tile of the weight ahead of its products
         if EVEN:
             x = tl.load(x_ptr + start + inner)
-            weight = tl.load(weight_ptrs + start)
+            ahead = tl.load(weight_ptrs + start + BLOCK_K, mask=following[None, :], other=0.0)
         else:
-            left = start + inner < k
-            x = tl.load(x_ptr + start + inner, mask=left, other=0.0)
-            weight = tl.load(weight_ptrs + start, mask=(cols < n)[:, None] & left[None, :], other=0.0)
+            x = tl.load(x_ptr + start + inner, mask=start + inner < k, other=0.0)
+            ahead = tl.load(weight_ptrs + start + BLOCK_K, mask=inside & following[None, :], other=0.0)
         acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
     result = tl.sum(acc, 1)
     if bias_ptr is not None:

@@ -5,8 +5,9 @@ for its own launch; so launched, its programs are in place already and wait for 
 "Programmatic Dependent Launch and Synchronization"). In a graph of small kernels an H200 takes 0.74 to 0.92 us a kernel so, and
 1.15 to 1.4 without.
 
-Every program of such a kernel waits first of all, those that have nothing to do too: the end of this kernel tells the next one
-that those before it have ended as well, which is so only if it waited for them.
+Every program of such a kernel waits before it reads what another kernel wrote, those that have nothing to do too: the end of this
+kernel tells the next one that those before it have ended as well, which is so only if it waited for them. Weights, which no
+kernel writes, may be read before that.
 """
 
 import triton
@@ -23,6 +24,13 @@ def dependent_launch(device: DeviceInfo) -> dict[str, bool]:
     """Keyword arguments of the launch of a kernel that begins with ``wait_for_inputs``."""
     can = has_inline_ptx() and device.sm is not None and device.sm >= _LEAST_SM
     return {"PDL": can, "launch_pdl": can}
+
+
+@triton.jit
+def let_next_begin(PDL: tl.constexpr):
+    """Let the next kernel's programs come, in a kernel that reads weights before it waits; ``wait_for_inputs`` does so itself."""
+    if PDL:
+        cuda.gdc_launch_dependents()
 
 
 @triton.jit

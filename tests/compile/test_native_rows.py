@@ -25,6 +25,7 @@ NARROW = {
 
 # The least load in bits, by row, where it is not more than 16: a bias is 16 bits an output, a group's zero points are 8.
 LEAST_BITS = {
+    "triton.sample": 16,  # of the group that a draw fell to, a logit a thread
     "triton.w8a16_gemm": 16,
     "triton.w4a16_gemm": 8,
     "triton.fp8_gemm": 16,

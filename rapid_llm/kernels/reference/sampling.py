@@ -5,6 +5,8 @@ import math
 import torch
 
 _MASK32 = (1 << 32) - 1
+GROUP, DRAWS = 64, 4
+"""Neighbouring ids whose masses are drawn from together, and how many draws a row without top_k has before it is cut."""
 
 
 def sample(
@@ -26,10 +28,29 @@ def sample(
         else:
             z = _scaled(scores, temperature[row].cpu())
             kept = _kept(z, int(top_k[row]), float(top_p[row]), float(min_p[row]))
-            noise = gumbel_noise(int(seeds[row]), int(positions[row]), len(z))
-            noisy: list[float] = (z.double() + noise).tolist()
-            ids.append(min((-noisy[token], token) for token in kept)[1])
+            draws = 0 if 0 < int(top_k[row]) < len(z) else DRAWS
+            ids.append(_drawn(z.double(), kept, draws, int(seeds[row]), int(positions[row])))
     return torch.tensor(ids, dtype=torch.int64)
+
+
+def _drawn(z: torch.Tensor, kept: list[int], draws: int, seed: int, position: int) -> int:
+    """The first of some draws from all tokens that is kept; a draw from what is kept where none is."""
+    allowed = set(kept)
+    for draw in range(draws):
+        token = _drawn_from_all(z, draw, seed, position)
+        if token in allowed:
+            return token
+    noisy: list[float] = (z + gumbel_noise(seed, position, 0, 0, len(z))).tolist()
+    return min((-noisy[token], token) for token in kept)[1]
+
+
+def _drawn_from_all(z: torch.Tensor, draw: int, seed: int, position: int) -> int:
+    """A group by the logarithms of the groups' masses, then one of its tokens."""
+    padded = torch.nn.functional.pad(z, (0, -len(z) % GROUP), value=-math.inf)
+    masses = torch.logsumexp(padded.view(-1, GROUP), dim=1)
+    group = int((masses + gumbel_noise(seed, position, 2 * draw + 1, 0, len(masses))).argmax())
+    first = group * GROUP
+    return first + int((padded[first : first + GROUP] + gumbel_noise(seed, position, 2 * draw + 2, first, GROUP)).argmax())
 
 
 def filtered_probabilities(
@@ -126,14 +147,13 @@ def _kept(z: torch.Tensor, top_k: int, top_p: float, min_p: float) -> list[int]:
     return [token for token, mass in zip(order, masses, strict=False) if mass >= min_p]
 
 
-def gumbel_noise(seed: int, position: int, num_tokens: int) -> torch.Tensor:
-    """Float64 noise of token ids 0 .. num_tokens - 1."""
-    block = torch.arange((num_tokens + 3) // 4, dtype=torch.int64)
-    constant = torch.full_like(block, position & _MASK32)
-    zero = torch.zeros_like(block)
-    words = philox4x32(torch.stack([block, constant, zero, zero]), seed & _MASK32, (seed >> 32) & _MASK32)
+def gumbel_noise(seed: int, position: int, stream: int, first: int, count: int) -> torch.Tensor:
+    """Float64 noise of ids ``first``, a multiple of four, to first + count - 1, in one of a position's streams."""
+    block = first // 4 + torch.arange((count + 3) // 4, dtype=torch.int64)
+    constants = [torch.full_like(block, value) for value in (position & _MASK32, stream, 0)]
+    words = philox4x32(torch.stack([block, *constants]), seed & _MASK32, (seed >> 32) & _MASK32)
     u = ((words // 512).double() + 0.5) / 8388608.0
-    return -torch.log(-torch.log(u.T.flatten()[:num_tokens]))
+    return -torch.log(-torch.log(u.T.flatten()[:count]))
 
 
 def philox4x32(counters: torch.Tensor, key_low: int, key_high: int) -> torch.Tensor:

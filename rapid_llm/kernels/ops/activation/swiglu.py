@@ -6,6 +6,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.activation.inputs import check_swiglu
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 
@@ -21,14 +22,16 @@ def swiglu(gate_up: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     check_swiglu(gate_up, out)
     num_tokens, d = out.shape
     if num_tokens and d:
-        tile = resolve_tiles("swiglu", device=launch_device(out), dtype=out.dtype, num_tokens=num_tokens, d=d)
+        device = launch_device(out)
+        tile = resolve_tiles("swiglu", device=device, dtype=out.dtype, num_tokens=num_tokens, d=d)
         grid = (num_tokens, triton.cdiv(d, tile.BLOCK_N))  # tokens on axis 0: the others stop at 65,535
-        _swiglu_kernel[grid](gate_up, out, gate_up.stride(0), out.stride(0), d, **tile.launch())
+        _swiglu_kernel[grid](gate_up, out, gate_up.stride(0), out.stride(0), d, **tile.launch(), **dependent_launch(device))
     return out
 
 
 @triton.jit
-def _swiglu_kernel(gate_up_ptr, out_ptr, gate_up_stride, out_stride, d, BLOCK_N: tl.constexpr):
+def _swiglu_kernel(gate_up_ptr, out_ptr, gate_up_stride, out_stride, d, BLOCK_N: tl.constexpr, PDL: tl.constexpr):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)  # row * stride can pass 2**31
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = cols < d

@@ -23,6 +23,7 @@ import triton.language as tl
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.attention.inputs import check_attention, comes_in_pairs, in_memory, refusal
 from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pairs_of_numbers, pool_numbers
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
@@ -165,13 +166,13 @@ def _decode(
         out.stride(0), out.stride(1), page_table.stride(0),
         wanted, sm_scale * math.log2(math.e),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_TILES=group_tiles, HEAD_DIM=head_dim, PADDED_DIM=padded_dim,
-        PAGE_SIZE=page_size, PTX=has_inline_ptx() and device.native_fp8, **plan, **tile,
+        PAGE_SIZE=page_size, PTX=has_inline_ptx() and device.native_fp8, **plan, **tile, **dependent_launch(device),
     )  # fmt: skip
     if num_splits > 1:
         _merge_kernel[(num_seqs * num_heads,)](
             partial_out, partial_lse, out, seq_lens, out.stride(0), out.stride(1), wanted, num_splits,
             NUM_HEADS=num_heads, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, **plan, BLOCK_N=tile["BLOCK_N"],
-            BLOCK_S=_MERGED_AT_ONCE, num_warps=2, num_stages=1,
+            BLOCK_S=_MERGED_AT_ONCE, num_warps=2, num_stages=1, **dependent_launch(device),
         )  # fmt: skip
     return out
 
@@ -235,7 +236,9 @@ def _flash_decoding_kernel(
     MAX_KEYS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     pair, split = tl.program_id(0), tl.program_id(1)
     sequence = (pair // (NUM_KV_HEADS * GROUP_TILES)).to(tl.int64)  # sequence * stride can pass 2**31
     kv_head = pair // GROUP_TILES % NUM_KV_HEADS
@@ -329,7 +332,9 @@ def _merge_kernel(
     MAX_KEYS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     pair = tl.program_id(0).to(tl.int64)
     num_keys = tl.load(seq_lens_ptr + pair // NUM_HEADS)
     split_keys = _split_keys(num_keys, wanted, MIN_KEYS, MAX_KEYS, BLOCK_N)

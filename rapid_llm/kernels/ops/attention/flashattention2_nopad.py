@@ -29,7 +29,7 @@ from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3,
 from rapid_llm.kernels.ops.tile_policy import is_of_one_batch, resolve_tiles
 
 _SEQS = 128  # bounds that a program looks at together
-_PROGRAMS = 132  # that keys are split for: one for each multiprocessor of a large card; with more, merging costs what waves spare
+_PROGRAMS = 264  # that keys are split for: two for each multiprocessor of a large card, so that three tiles leave few idle
 _SHORTEST_SPLIT = 8  # tiles of keys, so that a split is longer than what merging it takes
 _MERGED_ROWS = 32  # of a tile, by one program of the merge
 
@@ -219,18 +219,14 @@ def _flashattention2_nopad_kernel(
     sequence, tile = _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
     if sequence >= num_seqs:
         return
-    first_token = tl.load(cu_seqlens_ptr + sequence)
-    num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - first_token
-    num_keys = tl.load(seq_lens_ptr + sequence)
-    num_splits = tl.cdiv(num_keys, split_keys)
-    first_query = (tl.cdiv(num_queries, BLOCK_M) - 1 - tile // num_splits) * BLOCK_M  # the tiles with the most keys start first
-    first_position = num_keys - num_queries + first_query
-    begin = tile % num_splits * split_keys
-    # Keys that any query of the tile sees; of this split. Before that, in whole tiles, those that every query sees.
-    seen = tl.minimum(first_position + BLOCK_M, num_keys)
+    first_token, num_queries, first_query, first_position, seen, split = _bounds_of(
+        sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M
+    )
+    begin = split * split_keys
     if begin >= seen:
         return
     is_split = split_keys < seen
+    # Of this split; before that, in whole tiles, the keys that every query sees.
     seen = tl.minimum(seen, begin + split_keys)
     whole = tl.minimum(tl.maximum((first_position + 1) // BLOCK_N * BLOCK_N, begin), begin + split_keys)
 
@@ -302,13 +298,10 @@ def _merge_kernel(
     sequence, tile = _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
     if sequence >= num_seqs:
         return
-    first_token = tl.load(cu_seqlens_ptr + sequence)
-    num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - first_token
-    num_keys = tl.load(seq_lens_ptr + sequence)
-    num_splits = tl.cdiv(num_keys, split_keys)
-    first_query = (tl.cdiv(num_queries, BLOCK_M) - 1 - tile // num_splits) * BLOCK_M
-    seen = tl.minimum(num_keys - num_queries + first_query + BLOCK_M, num_keys)
-    if (tile % num_splits > 0) | (split_keys >= seen):
+    first_token, num_queries, first_query, _, seen, split = _bounds_of(
+        sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M
+    )
+    if (split > 0) | (split_keys >= seen):
         return
     in_tile = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, PADDED_DIM)
@@ -345,13 +338,14 @@ def _split_keys(
     BLOCK_N: tl.constexpr,
 ):
     """Keys of a split, whole tiles of them: as few as make at most ``wanted`` splits of all; more than there are for one each."""
-    tiles, keys = _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, 1 << 30, SEQS, BLOCK_M)
     length = 1 << 30
-    if tiles < wanted:
-        length = tl.maximum(tl.cdiv(keys, wanted * BLOCK_N).to(tl.int32) * BLOCK_N, SHORTEST)
-        splits, _ = _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, length, SEQS, BLOCK_M)
-        if splits > wanted:  # a tile has one split more, at most, than its keys divided by their length
-            length = tl.cdiv(keys, (wanted - tiles) * BLOCK_N).to(tl.int32) * BLOCK_N
+    if wanted > 0:
+        tiles, keys = _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, 1 << 30, SEQS, BLOCK_M)
+        if tiles < wanted:
+            length = tl.maximum(tl.cdiv(keys, wanted * BLOCK_N).to(tl.int32) * BLOCK_N, SHORTEST)
+            splits, _ = _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, length, SEQS, BLOCK_M)
+            if splits > wanted:  # a tile has one split more, at most, than its keys divided by their length
+                length = tl.cdiv(keys, (wanted - tiles) * BLOCK_N).to(tl.int32) * BLOCK_N
     return length
 
 
@@ -389,6 +383,20 @@ def _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS
         first += tl.sum(tl.where(passed, splits, 0), 0)
         before += tl.sum(splits, 0)
     return sequence, place - first
+
+
+@triton.jit
+def _bounds_of(sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M: tl.constexpr):
+    """Of a sequence's split ``tile``: the sequence's first token and queries, its tile's first query and that one's position,
+    the keys that any query of the tile sees, and which of the tile's splits it is. Tiles with the most keys come first."""
+    first_token = tl.load(cu_seqlens_ptr + sequence)
+    num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - first_token
+    num_keys = tl.load(seq_lens_ptr + sequence)
+    num_splits = tl.cdiv(num_keys, split_keys)
+    first_query = (tl.cdiv(num_queries, BLOCK_M) - 1 - tile // num_splits) * BLOCK_M
+    first_position = num_keys - num_queries + first_query
+    seen = tl.minimum(first_position + BLOCK_M, num_keys)
+    return first_token, num_queries, first_query, first_position, seen, tile % num_splits
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.embeddings.inputs import check_vocab_embedding
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 
@@ -23,18 +24,27 @@ def vocab_embedding(ids: torch.Tensor, weight: torch.Tensor, *, out: torch.Tenso
     num_tokens, hidden_size = out.shape
     if num_tokens and hidden_size:
         sizes = {"num_tokens": num_tokens, "vocab_size": weight.shape[0], "hidden_size": hidden_size}
-        tile = resolve_tiles("vocab_embedding", device=launch_device(out), dtype=out.dtype, **sizes)
+        device = launch_device(out)
+        tile = resolve_tiles("vocab_embedding", device=device, dtype=out.dtype, **sizes)
         grid = (num_tokens, triton.cdiv(hidden_size, tile.BLOCK_N))
-        _vocab_embedding_kernel[grid](
-            weight, out, ids, weight.stride(0), weight.stride(1), out.stride(0), hidden_size, **tile.launch()
-        )
+        strides = (weight.stride(0), weight.stride(1), out.stride(0))
+        _vocab_embedding_kernel[grid](weight, out, ids, *strides, hidden_size, **tile.launch(), **dependent_launch(device))
     return out
 
 
 @triton.jit
 def _vocab_embedding_kernel(
-    weight_ptr, out_ptr, ids_ptr, weight_stride, weight_col_stride, out_stride, hidden_size, BLOCK_N: tl.constexpr
+    weight_ptr,
+    out_ptr,
+    ids_ptr,
+    weight_stride,
+    weight_col_stride,
+    out_stride,
+    hidden_size,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
 

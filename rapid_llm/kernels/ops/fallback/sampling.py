@@ -15,6 +15,9 @@ _CHUNK_ELEMENTS = 1 << 22  # logits that are sampled at a time: the noise takes 
 _LARGEST_TOPK = 4096  # rows with more candidates are sorted
 _NUCLEUS = 1024  # tokens looked at first where only top_p bounds a row
 
+_GROUP = 64  # neighbouring ids whose masses are drawn from together
+_DRAWS = 4  # of a row without top_k, before it is cut
+
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -51,7 +54,10 @@ def sample(
     Temperature 0 takes the lowest id among the largest logits. Else z = (logits - max) / temperature in fp32, +inf counting
     as the max; of the order by descending z, ties by ascending id, top_k keeps the first k, top_p then the shortest prefix
     whose renormalised mass reaches it (one token at least), min_p drops what is less likely than min_p times the likeliest.
-    The kept token with the largest z + noise wins, the lowest id among equals; noise depends on seed, position and id only.
+    What is kept is drawn from by its masses, exp(z). A row without top_k takes the first of four draws from all its tokens that
+    is kept, each of a group of 64 ids by the groups' masses and of one of its tokens; other rows, and such as these four
+    missed, take the kept token with the largest z + noise. Noise depends on seed, position and id or group only, so that a
+    token hangs on neither its row nor its batch; the lowest id wins among equals.
     A row with a NaN or with nothing above -inf gets -1 and hurts no other.
 
     Args:
@@ -201,29 +207,46 @@ def _draw(logits: torch.Tensor, peaks: torch.Tensor, rules: _Rules) -> torch.Ten
     """Token ids [rows], int64, of sound rows with a temperature."""
     scores = logits.float()
     z = ((scores - peaks.float()) / rules.temperature).masked_fill_(scores == peaks, 0.0)  # exact 0 also where inf - inf
-    ids = torch.empty(z.shape[0], dtype=torch.int64, device=z.device)
-    needs_order = ((rules.top_k < z.shape[1]) | (rules.top_p < 1)).view(-1)
-    free = (~needs_order).nonzero().view(-1)
-    if free.shape[0]:
-        ids.index_copy_(0, free, _draw_from_all(z.index_select(0, free), rules.of(free)))
-    ordered = needs_order.nonzero().view(-1)
-    if ordered.shape[0]:
-        ids.index_copy_(0, ordered, _draw_in_order(z.index_select(0, ordered), rules.of(ordered)))
+    ids = torch.full((z.shape[0],), -1, dtype=torch.int64, device=z.device)
+    by_mass = (rules.top_k >= z.shape[1]).view(-1).nonzero().view(-1)
+    if by_mass.shape[0]:
+        ids.index_copy_(0, by_mass, _first_kept(z.index_select(0, by_mass), rules.of(by_mass)))
+    rest = (ids < 0).nonzero().view(-1)
+    if rest.shape[0]:
+        ids.index_copy_(0, rest, _draw_in_order(z.index_select(0, rest), rules.of(rest)))
     return ids
 
 
-def _draw_from_all(z: torch.Tensor, rules: _Rules) -> torch.Tensor:
-    """Winners of rows that min_p at most filters."""
-    num_blocks = -(-z.shape[1] // 4)
-    blocks = torch.arange(num_blocks, device=z.device)[None]
-    noisy = z + _gumbel(_noise_words(blocks, rules)).flatten(1)[:, : z.shape[1]]
-    if bool((rules.min_p > 0).any()):
-        noisy.masked_fill_(z.double().exp_() < rules.min_p, float("-inf"))
-    return noisy.max(dim=1).indices
+def _first_kept(z: torch.Tensor, rules: _Rules) -> torch.Tensor:
+    """The first of some draws from all tokens that top_p and min_p keep, -1 where they keep none."""
+    masses = z.double().exp_()
+    groups = torch.nn.functional.pad(masses, (0, -z.shape[1] % _GROUP)).view(len(z), -1, _GROUP).sum(dim=2).log_().float()
+    ids, winners = torch.arange(z.shape[1], device=z.device), torch.full((len(z),), -1, dtype=torch.int64, device=z.device)
+    for draw in range(_DRAWS):
+        group = _noisiest(groups, 0, rules, 2 * draw + 1)
+        tokens = group[:, None] * _GROUP + ids.new_tensor(range(_GROUP))
+        inside = z.gather(1, tokens.clamp(max=z.shape[1] - 1)).masked_fill_(tokens >= z.shape[1], float("-inf"))
+        place = _noisiest(inside, group[:, None] * (_GROUP // 4), rules, 2 * draw + 2)[:, None]
+        token, score = tokens.gather(1, place), inside.gather(1, place)
+        kept = (score == 0) | (score.double().exp_() >= rules.min_p)
+        if bool((rules.top_p < 1).any()):
+            before = (z > score) | ((z == score) & (ids < token))
+            kept &= masses.masked_fill(~before, 0.0).sum(dim=1, keepdim=True) < rules.top_p * masses.sum(dim=1, keepdim=True)
+        winners = torch.where((winners < 0) & kept.view(-1), token.view(-1), winners)
+        if bool((winners >= 0).all()):
+            break
+    return winners
+
+
+def _noisiest(scores: torch.Tensor, first_block: torch.Tensor | int, rules: _Rules, stream: int) -> torch.Tensor:
+    """Where the largest of ``scores`` [rows, n] plus noise is; of ids from the first of block ``first_block`` on."""
+    blocks = first_block + torch.arange(-(-scores.shape[1] // 4), device=scores.device)[None]
+    noise = _gumbel(_noise_words(blocks, rules, stream)).flatten(1)[:, : scores.shape[1]]
+    return (scores + noise).max(dim=1).indices
 
 
 def _draw_in_order(z: torch.Tensor, rules: _Rules) -> torch.Tensor:
-    """Winners of rows that top_k or top_p bounds: a short prefix of the order first, the whole of it where that is not enough."""
+    """Winners by noise of each token: a short prefix of the order first, the whole of it where that is not enough."""
     short = torch.where(rules.top_k <= _LARGEST_TOPK, rules.top_k, _NUCLEUS)
     ids, settled = _draw_from_prefix(z, rules, min(int(short.max()), z.shape[1]))
     if not bool(settled.all()):
@@ -274,10 +297,10 @@ def _gumbel(words: torch.Tensor) -> torch.Tensor:
     return u.log_().neg_().log_().neg_()
 
 
-def _noise_words(blocks: torch.Tensor, rules: _Rules) -> torch.Tensor:
-    """The four words of every block of four token ids: [rows, blocks, 4] int64, 0 <= word < 2**32."""
+def _noise_words(blocks: torch.Tensor, rules: _Rules, stream: int = 0) -> torch.Tensor:
+    """The four words of every block of four ids in one of a position's streams: [rows, blocks, 4] int64, 0 <= word < 2**32."""
     zero = torch.zeros_like(rules.positions)
-    counter = (blocks, rules.positions & _WORD, zero, zero)
+    counter = (blocks, rules.positions & _WORD, zero + stream, zero)
     return torch.stack(philox(counter, (rules.seeds & _WORD, (rules.seeds >> 32) & _WORD)), dim=-1)
 
 

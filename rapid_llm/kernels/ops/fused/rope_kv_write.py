@@ -12,6 +12,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.fused.kv_inputs import check_rope_kv_write
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 
@@ -91,7 +92,8 @@ def _launch(
     if not (num_tokens and head_dim and num_heads + num_kv_heads):
         return
     sizes = {"num_tokens": num_tokens, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    tile = resolve_tiles(op, device=launch_device(q), dtype=q.dtype, **sizes)
+    device = launch_device(q)
+    tile = resolve_tiles(op, device=device, dtype=q.dtype, **sizes)
     groups = triton.cdiv(num_heads, tile.BLOCK_M) + triton.cdiv(num_kv_heads, tile.BLOCK_M)
     q_weight, k_weight = norms or (None, None)
     _rope_kv_write_kernel[(num_tokens * groups,)](
@@ -117,6 +119,7 @@ def _launch(
         eps,
         HALF=head_dim // 2,
         **tile.launch(),
+        **dependent_launch(device),
     )
 
 
@@ -150,7 +153,9 @@ def _rope_kv_write_kernel(
     HALF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     q_groups = tl.cdiv(num_heads, BLOCK_M)
     groups = q_groups + tl.cdiv(num_kv_heads, BLOCK_M)  # rows and groups both on axis 0: the others stop at 65,535
     token = (tl.program_id(0) // groups).to(tl.int64)

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.gemm.inputs import check_dense_gemm
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, let_next_begin, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
@@ -34,19 +35,20 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
         return out
     # One token's mapping reads rows of the weight, so they must be dense.
     tile_tokens = num_tokens if weight.stride(1) == 1 else max(num_tokens, 2)
-    tile = resolve_tiles("dense_gemm", device=launch_device(x), dtype=x.dtype, num_tokens=tile_tokens, n=n, k=k).launch()
+    device = launch_device(x)
+    tile = resolve_tiles("dense_gemm", device=device, dtype=x.dtype, num_tokens=tile_tokens, n=n, k=k).launch()
     block_m, block_n = tile["BLOCK_M"], tile["BLOCK_N"]
     even_k = k % tile["BLOCK_K"] == 0
     if block_m == 1:
         del tile["BLOCK_M"]
         _gemv_kernel[(triton.cdiv(n, block_n),)](
-            x, weight, bias, out, weight.stride(0), n, k, EVEN=n % block_n == 0 and even_k, **tile
+            x, weight, bias, out, weight.stride(0), n, k, EVEN=n % block_n == 0 and even_k, **tile, **dependent_launch(device)
         )
         return out
     grid = (triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     _dense_gemm_kernel[grid](
         x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k,
-        EVEN_K=even_k, SWAPPED=block_m < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile,
+        EVEN_K=even_k, SWAPPED=block_m < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile, **dependent_launch(device),
     )  # fmt: skip
     return out
 
@@ -63,19 +65,24 @@ def _gemv_kernel(
     EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     weight_ptrs = weight_ptr + cols.to(tl.int64)[:, None] * weight_stride + inner[None, :]  # [N, K]
+    inside = (cols < n)[:, None]
+    ahead = tl.load(weight_ptrs) if EVEN else tl.load(weight_ptrs, mask=inside & (inner < k)[None, :], other=0.0)
+    wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for start in range(0, k, BLOCK_K):
+        weight, following = ahead, start + BLOCK_K + inner < k  # a tile of the weight ahead of its products
         if EVEN:
             x = tl.load(x_ptr + start + inner)
-            weight = tl.load(weight_ptrs + start)
+            ahead = tl.load(weight_ptrs + start + BLOCK_K, mask=following[None, :], other=0.0)
         else:
-            left = start + inner < k
-            x = tl.load(x_ptr + start + inner, mask=left, other=0.0)
-            weight = tl.load(weight_ptrs + start, mask=(cols < n)[:, None] & left[None, :], other=0.0)
+            x = tl.load(x_ptr + start + inner, mask=start + inner < k, other=0.0)
+            ahead = tl.load(weight_ptrs + start + BLOCK_K, mask=inside & following[None, :], other=0.0)
         acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
     result = tl.sum(acc, 1)
     if bias_ptr is not None:
@@ -102,7 +109,9 @@ def _dense_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
     first_m = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.norm.inputs import check_add_rms_norm, check_rms_norm
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 
@@ -29,7 +30,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, eps: f
         num_tokens, d = x.shape[0], x.shape[-1]
         num_heads, x_head_stride, out_head_stride = (x.shape[1], x.stride(1), out.stride(1)) if x.dim() == 3 else (1, 0, 0)
         sizes = {"num_tokens": num_tokens, "num_heads": num_heads, "d": d}
-        tile = resolve_tiles("rms_norm", device=launch_device(x), dtype=x.dtype, **sizes).launch()
+        device = launch_device(x)
+        tile = resolve_tiles("rms_norm", device=device, dtype=x.dtype, **sizes).launch()
         grid = (num_tokens * triton.cdiv(num_heads, tile["BLOCK_M"]),)
         _rms_norm_kernel[grid](
             x,
@@ -44,6 +46,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, eps: f
             eps,
             LOOPED=d > tile["BLOCK_N"],
             **tile,
+            **dependent_launch(device),
         )
     return out
 
@@ -63,7 +66,8 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     check_add_rms_norm(x, residual, weight, out)
     num_tokens, d = x.shape
     if x.numel():
-        tile = resolve_tiles("add_rms_norm", device=launch_device(x), dtype=x.dtype, num_tokens=num_tokens, d=d).launch()
+        device = launch_device(x)
+        tile = resolve_tiles("add_rms_norm", device=device, dtype=x.dtype, num_tokens=num_tokens, d=d).launch()
         _add_rms_norm_kernel[(num_tokens,)](
             x,
             residual,
@@ -76,6 +80,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
             eps,
             LOOPED=d > tile["BLOCK_N"],
             **tile,
+            **dependent_launch(device),
         )
     return out
 
@@ -95,7 +100,9 @@ def _rms_norm_kernel(
     LOOPED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     groups = tl.cdiv(num_heads, BLOCK_M)  # of heads a token; all on axis 0, since the others stop at 65,535
     token = (tl.program_id(0) // groups).to(tl.int64)
     heads = (tl.program_id(0) % groups * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]  # [M, 1]
@@ -136,7 +143,9 @@ def _add_rms_norm_kernel(
     eps,
     LOOPED: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_N)
     x_row = x_ptr + token * x_stride

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.rotary.inputs import check_rope
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
@@ -30,7 +31,8 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: tor
     num_kv_heads, rotary_dim = k.shape[1], cos_sin.shape[1]
     if num_tokens and rotary_dim and num_heads + num_kv_heads:
         sizes = {"num_tokens": num_tokens, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        tile = resolve_tiles("rope", device=launch_device(q), dtype=q.dtype, rotary_dim=rotary_dim, **sizes)
+        device = launch_device(q)
+        tile = resolve_tiles("rope", device=device, dtype=q.dtype, rotary_dim=rotary_dim, **sizes)
         groups = triton.cdiv(num_heads, tile.BLOCK_M) + triton.cdiv(num_kv_heads, tile.BLOCK_M)
         _rope_kernel[(num_tokens * groups,)](
             q,
@@ -46,6 +48,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: tor
             num_kv_heads,
             rotary_dim // 2,
             **tile.launch(),
+            **dependent_launch(device),
         )
 
 
@@ -65,7 +68,9 @@ def _rope_kernel(
     half,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     q_groups = tl.cdiv(num_heads, BLOCK_M)
     groups = q_groups + tl.cdiv(num_kv_heads, BLOCK_M)
     token = (tl.program_id(0) // groups).to(tl.int64)

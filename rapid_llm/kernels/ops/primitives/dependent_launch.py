@@ -1,0 +1,41 @@
+"""Launches that begin while the one before them ends: programmatic dependent launch, of sm90 and later.
+
+A step is a chain of some hundred small kernels. By the order of a stream each waits for the end of the one before it, and then
+for its own launch; so launched, its programs are in place already and wait for that end alone (CUDA C++ Programming Guide,
+"Programmatic Dependent Launch and Synchronization"). In a graph of small kernels an H200 takes 0.74 to 0.92 us a kernel so, and
+1.15 to 1.4 without.
+
+Every program of such a kernel waits before it reads what another kernel wrote, those that have nothing to do too: the end of this
+kernel tells the next one that those before it have ended as well, which is so only if it waited for them. Weights, which no
+kernel writes, may be read before that.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from rapid_llm.kernels.device import DeviceInfo
+from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
+
+_LEAST_SM = 90
+
+
+def dependent_launch(device: DeviceInfo) -> dict[str, bool]:
+    """Keyword arguments of the launch of a kernel that begins with ``wait_for_inputs``."""
+    can = has_inline_ptx() and device.sm is not None and device.sm >= _LEAST_SM
+    return {"PDL": can, "launch_pdl": can}
+
+
+@triton.jit
+def let_next_begin(PDL: tl.constexpr):
+    """Let the next kernel's programs come, in a kernel that reads weights before it waits; ``wait_for_inputs`` does so itself."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_inputs(PDL: tl.constexpr):
+    """Let the next kernel's programs come, and wait until all that was launched before this one has ended."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()

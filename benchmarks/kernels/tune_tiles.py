@@ -1,6 +1,6 @@
 """Fills the shipped stores on a developer's card: the search's tiles, and the rows' times beside the shipped evidence.
 
-    python -m benchmarks.kernels.tune_tiles OUT [--op OP] [--only tiles|rows] [--dtype bfloat16]
+    python -m benchmarks.kernels.tune_tiles OUT [--op OP] [--only tiles|rows] [--recheck] [--dtype bfloat16]
 
 Runs ``rapid-llm kernels tune`` with a data folder of its own, then writes OUT/tuned/<device>.json and OUT/evidence/<device>.json,
 to be committed as the folders of the same names under rapid_llm/kernels. What OUT already holds is carried on, so that ops can be
@@ -31,10 +31,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--op", action="append", default=[])
     parser.add_argument("--only", choices=("tiles", "rows"))
+    parser.add_argument("--recheck", action="store_true")
     parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args()
     command = [sys.executable, "-m", "rapid_llm", "kernels", "tune", "--dtype", options.dtype]
     command += [part for op in options.op for part in ("--op", op)] + (["--only", options.only] if options.only else [])
+    command += ["--recheck"] if options.recheck else []
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         for kind in _KEYS:

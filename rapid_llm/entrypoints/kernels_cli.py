@@ -47,6 +47,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     tuning.add_argument("--op", action="append", metavar="OP", help="only this op; may be given again")
     tuning.add_argument("--dtype", default="bfloat16", help="compute dtype (default: bfloat16)")
     tuning.add_argument("--only", choices=("tiles", "rows"), help="only the search, or only the measurement")
+    tuning.add_argument(
+        "--recheck",
+        action="store_true",
+        help="try only the tiles that are kept for any version of a kernel, beside the heuristic's: after an edit that leaves "
+        "the shape of its work; buckets without any are searched",
+    )
     tuning.add_argument("--compile-shard", metavar="I/N", help=argparse.SUPPRESS)  # how the command starts itself
     tuning.set_defaults(run=run_tune)
 
@@ -138,17 +144,17 @@ def run_tune(arguments: argparse.Namespace) -> int:
     dtype = _DTYPE_ALIASES.get(arguments.dtype, arguments.dtype)
     ops = [catalog().contract(op).op for op in arguments.op or catalog().contracts]
     tiled = tuner.tunable(arguments.op if arguments.only == "tiles" else None)
-    tiled = [op for op in tiled if op in ops]
+    tiled, recheck = [op for op in tiled if op in ops], arguments.recheck
     if arguments.compile_shard:
         shard, shards = map(int, arguments.compile_shard.split("/"))
-        return 0 if sum(tuner.compile_op(op, device, dtype, shard, shards) for op in tiled) else 1
+        return 0 if sum(tuner.compile_op(op, device, dtype, shard, shards, recheck=recheck) for op in tiled) else 1
     _verify_first(ops, device)
     if arguments.only != "rows" and tiled:
-        _compile_first(tiled, dtype)
+        _compile_first(tiled, dtype, recheck)
         clock = tuner.Clock(sum(tuner.count_buckets(op, device, dtype) for op in tiled))
         for op in tiled:
             found = []
-            for each in tuner.tune_op(op, device, dtype):
+            for each in tuner.tune_op(op, device, dtype, recheck=recheck):
                 found.append(each)
                 print(f"{clock.step()}: {_tuned_text(each)}", flush=True)
             print(f"{len(found)} buckets of {op} in {tuner.store_tiles(device, found)}", flush=True)
@@ -183,10 +189,11 @@ def _measure(ops: list[str], device: DeviceInfo, dtype: str) -> None:
         tuner.store_latencies(device, measured)
 
 
-def _compile_first(ops: list[str], dtype: str) -> None:
+def _compile_first(ops: list[str], dtype: str, recheck: bool) -> None:
     """Compile all candidates by as many processes as there are cores: most of a search's time otherwise."""
     start, count = time.perf_counter(), max(min(os.cpu_count() or 1, 16), 1)
     named = [part for op in ops for part in ("--op", op)]
+    named += ["--recheck"] if recheck else []
     command = [sys.executable, "-m", "rapid_llm", "kernels", "tune", "--dtype", dtype, *named, "--compile-shard"]
     print(f"compiling the candidates in {count} processes", flush=True)
     workers = [subprocess.Popen([*command, f"{shard}/{count}"], stdout=subprocess.DEVNULL) for shard in range(count)]

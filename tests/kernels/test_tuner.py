@@ -74,6 +74,23 @@ def test_a_second_search_replaces_the_first_and_leaves_the_others(clock):
 
 
 @needs_interpreter
+def test_a_recheck_tries_the_kept_tile_beside_the_heuristics_even_if_the_kernel_was_edited(clock, monkeypatch):
+    [found] = tuner.tune_op("swiglu", CPU, "float32", [SMALL])
+    tuner.store_tiles(CPU, [dataclasses.replace(found, entry=found.entry | {"source_hash": "of yesterday"})])
+    usual = choose_tiles("swiglu", CPU, "float32", SMALL).tile
+    clock.clear()
+
+    [again] = tuner.tune_op("swiglu", CPU, "float32", [SMALL], recheck=True)
+
+    assert clock == [usual, Tile(**found.entry["tile"])]
+    assert (again.entry["tile"], again.entry["source_hash"]) == (found.entry["tile"], found.entry["source_hash"])
+    clock.clear()
+    list(tuner.tune_op("swiglu", CPU, "float32", [{"num_tokens": 300, "d": 512}], recheck=True))
+    assert len(clock) > 2, "a bucket without a kept tile is searched"
+    forget_tiles()
+
+
+@needs_interpreter
 def test_a_tile_with_wrong_results_is_refused_before_it_is_timed(clock, monkeypatch):
     native = load_target(tuner.native_row("swiglu"))
 
@@ -202,7 +219,7 @@ def test_the_command_verifies_searches_measures_and_keeps_all_of_it(monkeypatch,
     """On this machine's own device, with a clock of one microsecond."""
     here = current_device(None)
     monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli.probe_device", lambda: dataclasses.replace(here, type="cuda"))
-    monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli._compile_first", lambda ops, dtype: None)
+    monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli._compile_first", lambda *_: None)
     verified = []
     monkeypatch.setattr("rapid_llm.kernels.verify.runner.verify", lambda ops, device: verified.extend(ops) or [])
     monkeypatch.setattr(tuner, "measure", lambda calls, **_: Timing(1.0, 1.0, 1.0, 1, "graph", 0.0))

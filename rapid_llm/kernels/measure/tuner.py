@@ -25,7 +25,17 @@ from rapid_llm.kernels.measure.serving import tuning_sizes
 from rapid_llm.kernels.measure.timer import Timing, measure
 from rapid_llm.kernels.measure.workloads import Workload, variants, workload
 from rapid_llm.kernels.ops.interfaces import KernelSpec, Sizes
-from rapid_llm.kernels.ops.tile_policy import Tile, choose_tiles, forget_tiles, shape_bucket, stored_sizes, tiled_ops, tiles_by
+from rapid_llm.kernels.ops.tile_policy import (
+    Tile,
+    choose_tiles,
+    fits,
+    forget_tiles,
+    kept_tiles,
+    shape_bucket,
+    stored_sizes,
+    tiled_ops,
+    tiles_by,
+)
 from rapid_llm.kernels.provenance import is_installed, source_hash, triton_minor
 from rapid_llm.kernels.store import read_stores, user_folder, write_user_store
 
@@ -74,24 +84,27 @@ def native_row(op: str) -> KernelSpec:
     return max(rows, key=lambda row: row.priority)
 
 
-def tune_op(op: str, device: DeviceInfo, dtype: str, sizes: Sequence[Sizes] | None = None) -> Iterator[Tuned]:
+def tune_op(
+    op: str, device: DeviceInfo, dtype: str, sizes: Sequence[Sizes] | None = None, *, recheck: bool = False
+) -> Iterator[Tuned]:
     """Search the tiles of every bucket that ``sizes`` (None: the tuning sizes) fall into, one result each.
 
     A bucket may hold several sizes (a decode tile serves every batch and context): the tile is best for all of them together.
+    With ``recheck`` a bucket that the stores hold tiles for, of whatever version of the kernel, tries those and the heuristic's.
     """
     for bucket, members in _buckets(op, device, dtype, sizes).items():
-        yield _tune_bucket(op, device, dtype, bucket, members)
+        yield _tune_bucket(op, device, dtype, bucket, members, recheck)
 
 
-def compile_op(op: str, device: DeviceInfo, dtype: str, shard: int, shards: int) -> int:
+def compile_op(op: str, device: DeviceInfo, dtype: str, shard: int, shards: int, *, recheck: bool = False) -> int:
     """Compile what a search of ``op`` will try, into the compiler's cache: the part of it that falls to one of ``shards``.
 
     Returns: how many tiles were launched once. A search after it only measures.
     """
     function, turn, launched = load_target(native_row(op)), 0, 0
-    for members in _buckets(op, device, dtype, None).values():
+    for bucket, members in _buckets(op, device, dtype, None).items():
         call = None
-        for tile in candidates(op, device, dtype, members[0][0]):
+        for tile in _to_try(op, device, dtype, bucket, members[0][0], recheck):
             turn += 1
             if turn % shards != shard:
                 continue
@@ -144,11 +157,20 @@ def _sizes_asked(op: str, function: Callable[..., Any], device: DeviceInfo, dtyp
     return seen[0] if seen else None
 
 
-def _tune_bucket(op: str, device: DeviceInfo, dtype: str, bucket: str, members: list[tuple[Sizes, Sizes]]) -> Tuned:
+def _to_try(op: str, device: DeviceInfo, dtype: str, bucket: str, sizes: Sizes, recheck: bool) -> list[Tile]:
+    """The tiles of a search, the heuristic's first."""
+    declared = candidates(op, device, dtype, sizes)
+    kept = [tile for tile in kept_tiles(op, device.name, dtype, bucket) if fits(op, tile, device, dtype, sizes)]
+    return list(dict.fromkeys([declared[0], *kept])) if recheck and kept else declared
+
+
+def _tune_bucket(
+    op: str, device: DeviceInfo, dtype: str, bucket: str, members: list[tuple[Sizes, Sizes]], recheck: bool
+) -> Tuned:
     row = native_row(op)
     function, oracle = load_target(row), load_target(_oracle(op, device))
     calls = [workload(op, sizes, dtype, variant=variant, device=device.type) for _, sizes in members for variant in variants(op)]
-    tiles = candidates(op, device, dtype, members[0][0])
+    tiles = _to_try(op, device, dtype, bucket, members[0][0], recheck)
     with tiles_by(lambda *_: tiles[0]):
         expected = [call.outputs(oracle) for call in calls]
     times: dict[Tile, float] = {}

@@ -12,7 +12,7 @@ Every tile that leaves here fits its device: stages are counted from its shared 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
@@ -187,6 +187,16 @@ def _choose(
     tier = tile_tier(device)
     room = _Room(tier, device.smem or _SMALLEST_SMEM, ITEMSIZE[dtype], block_k_multiple)
     return TileChoice(heuristic(room, sizes), f"heuristic:{tier.value}")
+
+
+def kept_tiles(op: str, device: str, dtype: str, bucket: str) -> list[Tile]:
+    """Tiles that the stores hold for a bucket, of whatever version of the kernel and of Triton: where a search may begin."""
+    entries = [entry for store in read_stores("tuned") if store.device == device for entry in store.entries]
+    wanted = (op, dtype, bucket)
+    matching = [entry for entry in entries if tuple(entry.get(name) for name in ("op", "dtype", "bucket")) == wanted]
+    with suppress(KeyError, TypeError, ConfigError):  # a malformed entry is warned of where it would be served
+        return [_read_tile(entry["tile"]) for entry in matching]
+    return []
 
 
 def forget_tiles() -> None:

@@ -100,3 +100,20 @@ def test_rope_refuses_what_it_would_misread(rope, q, positions, rotary_dim, devi
         rope(q, k, to(device, positions), table(rotary_dim, device))
     assert (q == 1).all()
     assert (k == 1).all()
+
+
+@each_row_of("rope")
+def test_q_and_k_of_two_allocations_that_touch_are_not_taken_for_one(rope, device):
+    memory = bytearray(3 * 64 * 4)
+    q = torch.frombuffer(memory, dtype=torch.float32, count=128).view(1, 2, 64)
+    k = torch.frombuffer(memory, dtype=torch.float32, offset=512).as_strided((1, 1, 64), (128, 64, 1))
+    if device.type != "cpu":  # allocations there begin at multiples of 512 bytes, and may touch or not
+        q, k = q.to(device), k.to(device)
+    q.normal_()
+    k.normal_()
+    expected_q, expected_k = reference.rope(q, k, positions_of([5], device), table(64, device))
+
+    rope(q, k, positions_of([5], device), table(64, device))
+
+    torch.testing.assert_close(q.double(), expected_q, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(k.double(), expected_k, rtol=2e-6, atol=2e-6)

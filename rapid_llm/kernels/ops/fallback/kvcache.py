@@ -102,9 +102,10 @@ def prepare_update_kv_buffer(
 
 
 def _follows(second: torch.Tensor, first: torch.Tensor) -> bool:
-    """Whether the heads of ``second`` lie right behind those of ``first``, both [rows, heads, head_dim]."""
+    """Whether the heads of ``second`` lie right behind those of ``first`` in one allocation, both [rows, heads, head_dim]."""
     distance = first.shape[1] * first.stride(1) * first.element_size()
-    return second.stride() == first.stride() and second.data_ptr() == first.data_ptr() + distance
+    one_allocation = second.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    return one_allocation and second.stride() == first.stride() and second.data_ptr() == first.data_ptr() + distance
 
 
 def _write_row(source: torch.Tensor, slot: torch.Tensor, pool: torch.Tensor) -> None:

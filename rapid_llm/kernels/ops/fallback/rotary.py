@@ -58,8 +58,10 @@ def prepare_rope(
 
 def _together(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """q and k as one tensor where k's heads follow q's in memory, as they do in a fused projection: half the calls."""
-    strides = q.stride()
-    if k.stride() == strides and k.data_ptr() == q.data_ptr() + q.shape[1] * strides[1] * q.element_size():
+    strides, k_starts = q.stride(), q.data_ptr() + q.shape[1] * q.stride(1) * q.element_size()
+    # Two allocations may touch: only inside one of them may a view reach from q to k.
+    one_allocation = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+    if one_allocation and k.stride() == strides and k.data_ptr() == k_starts:
         return (q.as_strided((q.shape[0], q.shape[1] + k.shape[1], q.shape[2]), strides),)
     return q, k
 

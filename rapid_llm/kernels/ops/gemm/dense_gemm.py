@@ -42,8 +42,9 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
     if block_m == 1:
         del tile["BLOCK_M"]
         _gemv_kernel[(triton.cdiv(n, block_n),)](
-            x, weight, bias, out, weight.stride(0), n, k, EVEN=n % block_n == 0 and even_k, **tile, **dependent_launch(device)
-        )
+            x, weight, bias, out, weight.stride(0), n, k,
+            EVEN=n % block_n == 0 and even_k, K_TILES=triton.cdiv(k, tile["BLOCK_K"]), **tile, **dependent_launch(device),
+        )  # fmt: skip
         return out
     grid = (triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     _dense_gemm_kernel[grid](
@@ -63,6 +64,7 @@ def _gemv_kernel(
     n,
     k,
     EVEN: tl.constexpr,
+    K_TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
@@ -72,17 +74,18 @@ def _gemv_kernel(
     inner = tl.arange(0, BLOCK_K)
     weight_ptrs = weight_ptr + cols.to(tl.int64)[:, None] * weight_stride + inner[None, :]  # [N, K]
     inside = (cols < n)[:, None]
-    ahead = tl.load(weight_ptrs) if EVEN else tl.load(weight_ptrs, mask=inside & (inner < k)[None, :], other=0.0)
+    first = tl.load(weight_ptrs) if EVEN else tl.load(weight_ptrs, mask=inside & (inner < k)[None, :], other=0.0)
     wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for start in range(0, k, BLOCK_K):
-        weight, following = ahead, start + BLOCK_K + inner < k  # a tile of the weight ahead of its products
+    for tile in tl.static_range(K_TILES):  # unrolled: many reads of the weight are on their way at a time
+        places = tile * BLOCK_K + inner
         if EVEN:
-            x = tl.load(x_ptr + start + inner)
-            ahead = tl.load(weight_ptrs + start + BLOCK_K, mask=following[None, :], other=0.0)
+            x = tl.load(x_ptr + places)
+            weight = first if tile == 0 else tl.load(weight_ptrs + tile * BLOCK_K)
         else:
-            x = tl.load(x_ptr + start + inner, mask=start + inner < k, other=0.0)
-            ahead = tl.load(weight_ptrs + start + BLOCK_K, mask=inside & following[None, :], other=0.0)
+            x = tl.load(x_ptr + places, mask=places < k, other=0.0)
+            inside_k = inside & (places < k)[None, :]
+            weight = first if tile == 0 else tl.load(weight_ptrs + tile * BLOCK_K, mask=inside_k, other=0.0)
         acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
     result = tl.sum(acc, 1)
     if bias_ptr is not None:

@@ -37,7 +37,7 @@ def tuning_sizes(op: str) -> list[Sizes]:
         return [each for each in sizes if catalog().contract(op).cost(each, 2).flops <= _MOST_SEARCHED]
     if op not in ("flash_decoding", "flash_decoding_fp8"):
         return sizes
-    return [each for each in sizes if each["num_seqs"] in (1, 64) and each["kv_len"] in (1024, 8192)]
+    return [each for each in sizes if each["num_seqs"] in (1, 64) and each["kv_len"] in (128, 1024, 8192)]
 
 
 def serving_sizes(op: str) -> list[Sizes]:

@@ -243,6 +243,7 @@ def _flash_decoding_kernel(
     sequence = (pair // (NUM_KV_HEADS * GROUP_TILES)).to(tl.int64)  # sequence * stride can pass 2**31
     kv_head = pair // GROUP_TILES % NUM_KV_HEADS
     num_keys = tl.load(seq_lens_ptr + sequence)
+    table_row = tl.load(table_rows_ptr + sequence)  # here, so that both are on their way together
     split_keys = _split_keys(num_keys, wanted, MIN_KEYS, MAX_KEYS, BLOCK_N)
     begin = split * split_keys
     if (begin >= num_keys) & (split > 0):  # the first split of padding stays, to write its zeros
@@ -262,7 +263,7 @@ def _flash_decoding_kernel(
         row_scale = scale_log2 * tl.load(k_scale_ptr + kv_head) * divisors  # [M]
         score_scale = row_scale[:, None]
 
-    table_ptr = page_table_ptr + tl.load(table_rows_ptr + sequence).to(tl.int64) * table_stride
+    table_ptr = page_table_ptr + table_row.to(tl.int64) * table_stride
     k_ptr += kv_head.to(tl.int64) * k_head_stride  # a head-major view's heads lie a whole pool apart
     v_ptr += kv_head.to(tl.int64) * v_head_stride
     V_DIM: tl.constexpr = PADDED_DIM if k_scale_ptr is None else PADDED_DIM // 2

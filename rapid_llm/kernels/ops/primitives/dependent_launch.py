@@ -20,6 +20,10 @@ from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
 _LEAST_SM = 90
 
 
+MOST_AHEAD = 32 << 10
+"""Bytes that a program asks for ahead of its inputs: those of all programs in place at a time stay well below a large cache."""
+
+
 def dependent_launch(device: DeviceInfo) -> dict[str, bool]:
     """Keyword arguments of the launch of a kernel that begins with ``wait_for_inputs``."""
     can = has_inline_ptx() and device.sm is not None and device.sm >= _LEAST_SM
@@ -39,3 +43,15 @@ def wait_for_inputs(PDL: tl.constexpr):
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
+
+
+@triton.jit
+def ask_ahead(ptrs, num_bytes):
+    """Have ``num_bytes`` from each pointer brought into the L2 cache, before ``wait_for_inputs`` and without waiting for them.
+
+    Both are multiples of 16 bytes. For what no kernel writes: weights are read while the kernel before this one still computes.
+    """
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r", [ptrs.to(tl.int64), num_bytes],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip

@@ -89,13 +89,14 @@ def _stamp(path: Path | None) -> int:
 @cache
 def _hash_file(module: str, stamp: int) -> _Hashed:
     """Cached by the module's modification time: tests, and editors, rewrite kernels within one process."""
-    kept = _kept_hashes().get(module, {})
+    name = str(find_source(module))  # of the file: installations that share a data folder each have their own
+    kept = _kept_hashes().get(name, {})
     with contextlib.suppress(KeyError, TypeError, OSError):  # none, of another version, or of a file that is gone
         if kept["files"] == [_stamps(file) for file, *_ in kept["files"]]:
             return _Hashed(kept["trees"], tuple(kept["cuda_sources"]), ())
     found = _hash_module(module, find_source)
     files = [_stamps(str(file)) for file in (*found.files, Path(__file__))]
-    _new_hashes[module] = {"files": files, "trees": found.trees, "cuda_sources": list(found.cuda_sources)}
+    _new_hashes[name] = {"files": files, "trees": found.trees, "cuda_sources": list(found.cuda_sources)}
     return found
 
 

@@ -419,3 +419,15 @@ def test_hashes_are_kept_for_the_next_process_until_a_file_changes(tmp_path):
     (tmp_path / "data" / "source_hashes.json").write_text("{}")
     kernel.write_text("def run(): return 1\n")
     assert found().stdout == first
+
+
+def test_two_installations_that_share_a_data_folder_have_hashes_of_their_own(tmp_path):
+    def found(installation):
+        folders = os.pathsep.join([str(tmp_path / installation), *sys.path])
+        env = os.environ | {"PYTHONPATH": folders, "RAPID_DATA_DIR": str(tmp_path / "data")}
+        return subprocess.run([sys.executable, "-c", HASH_AND_KEEP, "parser"], env=env, capture_output=True, text=True).stdout
+
+    for number, installation in enumerate(("older", "newer")):
+        (tmp_path / installation).mkdir()
+        (tmp_path / installation / "a_kernel.py").write_text(f"def run(): return {number}\n")
+    assert found("older") != found("newer")

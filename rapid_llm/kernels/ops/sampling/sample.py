@@ -275,7 +275,8 @@ def _pick_kernel(
     winner = tl.full([], -1, tl.int32)
     if peak > float("-inf"):
         if temperature > 0:
-            if _is_off(top_k, vocab_size):
+            is_off = _is_off(top_k, vocab_size)
+            if is_off:
                 splits = tl.arange(0, SPLITS)
                 own_ptr = masses_ptr + row * num_splits * (_DRAWS + 1) + splits * (_DRAWS + 1)
                 is_bounded = top_p < 1
@@ -287,20 +288,17 @@ def _pick_kernel(
                     token = tl.load(ids_ptr + row * _DRAWS + draw, mask=draw < num_draws, other=-1)
                     is_first_kept = (winner < 0) & ((before < wanted) | (top_p >= 1))
                     winner = tl.where(is_first_kept, token, winner)
-                if winner < 0:
+            if winner < 0:
+                # Each way once: what is inlined here is most of what compiling the four kernels takes.
+                listed = tl.load(counts_ptr + row, mask=is_off == 0, other=_LISTED + 1)
+                if listed <= _LISTED:
                     winner = _draw_from_prefix(
-                        row_ptr, list_ptr, vocab_size, top_p, min_p, peak, temperature, seed, position, vocab_size,
-                        False, BLOCK_N,
-                    )  # fmt: skip
-            else:
-                count = tl.load(counts_ptr + row)
-                if count <= _LISTED:
-                    winner = _draw_from_prefix(
-                        row_ptr, list_ptr, top_k, top_p, min_p, peak, temperature, seed, position, count, True, _LISTED
+                        row_ptr, list_ptr, top_k, top_p, min_p, peak, temperature, seed, position, listed, True, _LISTED
                     )
                 else:
+                    k = tl.where(is_off, vocab_size, top_k)
                     winner = _draw_from_prefix(
-                        row_ptr, list_ptr, top_k, top_p, min_p, peak, temperature, seed, position, vocab_size, False, BLOCK_N
+                        row_ptr, list_ptr, k, top_p, min_p, peak, temperature, seed, position, vocab_size, False, BLOCK_N
                     )
         else:
             winner = tl.load(ids_ptr + row * _DRAWS)
@@ -402,14 +400,14 @@ def _draw_from_prefix(
     row of as many tokens."""
     everything = tl.full([], _LAST_KEY, tl.int64)
     count, mass, cut, _ = _reach(everything, row_ptr, list_ptr, peak, temperature, length, FROM_LIST, BLOCK_N)
-    if k < count:
-        cut, count, mass = _cut_of_prefix(
-            k, tl.full([], NO_KEY, tl.int64), cut, count, mass, row_ptr, list_ptr, peak, temperature, length, FROM_LIST, BLOCK_N
-        )
-    if top_p < 1:
-        cut, count, mass = _cut_of_prefix(
-            count + 1, _target(top_p, mass), cut, count, mass, row_ptr, list_ptr, peak, temperature, length, FROM_LIST, BLOCK_N
-        )
+    for rule in range(2):  # top_k, then top_p
+        is_top_k = rule == 0
+        if tl.where(is_top_k, k < count, top_p < 1):
+            wanted_count = tl.where(is_top_k, k, count + 1)
+            wanted_mass = tl.where(is_top_k, NO_KEY, _target(top_p, mass))
+            cut, count, mass = _cut_of_prefix(
+                wanted_count, wanted_mass, cut, count, mass, row_ptr, list_ptr, peak, temperature, length, FROM_LIST, BLOCK_N
+            )
 
     best, winner = tl.full([], float("-inf"), tl.float32), tl.full([], 0x7FFFFFFF, tl.int32)
     for start in range(0, length, BLOCK_N):

@@ -50,8 +50,9 @@ class EngineConfig:
             than the context: only a request that cannot fit is refused.
         prefix_cache: keep K and V of what was computed for as long as there is room, for requests that begin alike.
         max_step_ms: milliseconds that a step may take in which some sequences decode and others prefill, or three times what the
-            decodes take alone where that is more; prefill chunks are cut to what is expected to fit. None is 15 on a GPU and
-            no bound on a CPU, where one token may take longer; math.inf is no bound.
+            decodes take alone where that is more: how long a stream waits for its next token while a prompt is computed.
+            Prefill chunks are cut to what is expected to fit, with a margin for what expectations were wrong by of late. None is
+            15 on a GPU and no bound on a CPU, where one token may take longer; math.inf is no bound.
         quantize: keep linear layers as one of QUANTIZE, their weights rounded while they are loaded; None keeps the numbers.
         kv_dtype: "fp8_e4m3" keeps K and V in a byte an element, with a scale a layer and KV head that the checkpoint gives, or
             that is measured on a short text at the start (docs/quantization.md); None keeps them in ``dtype``.
@@ -187,6 +188,12 @@ class ResolvedConfig:
 def pages_for(num_tokens: int) -> int:
     """Pages that hold ``num_tokens`` rows."""
     return -(-num_tokens // PAGE_SIZE)
+
+
+def mixed_sizes(most: int) -> list[int]:
+    """Tokens that a GPU pads steps with a prefill chunk to, up to ``most``."""
+    sizes = [16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, *range(2048, most + 1024, 1024)]
+    return [*(size for size in sizes if size < most), most]
 
 
 def resolve(

@@ -18,12 +18,13 @@ from rapid_llm.entrypoints.bench.streamed import Streamed
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Alone, then among the streams."""
     context = options.prompt + 64
+    first, second, third = (prompt(options.prompt, seed) for seed in range(3))  # not while streams are timed
     async with running(options, max_model_len=context, max_num_seqs=options.streams + 1, max_kv_tokens=4 * context) as llm:
-        await stream(llm, prompt(options.prompt, 0), 1)
-        alone = await stream(llm, prompt(options.prompt, 1), 1)
+        await stream(llm, first, 1)
+        alone = await stream(llm, second, 1)
         tasks = [asyncio.create_task(stream(llm, prompt(32, 10 + i), options.new)) for i in range(options.streams)]
         await asyncio.sleep(options.quiet)
-        among = await stream(llm, prompt(options.prompt, 2), 1)
+        among = await stream(llm, third, 1)
         streams = await asyncio.gather(*tasks)
     return {
         "model": options.model or "embedded",

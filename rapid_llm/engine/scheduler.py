@@ -13,10 +13,10 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from rapid_llm.config import PAGE_SIZE, PROMPT_LOGIT_ROWS, ResolvedConfig
+from rapid_llm.config import PAGE_SIZE, PROMPT_LOGIT_ROWS, ResolvedConfig, mixed_sizes
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.request_pages import RequestPages
-from rapid_llm.engine.step_time import StepLoad, StepTime
+from rapid_llm.engine.step_time import QUERY_TILE, StepLoad, StepTime
 from rapid_llm.kvcache.page_allocator import PageAllocator
 from rapid_llm.step import Chunk, PageUpdate, SlotSetup, StepPlan, StepResult
 
@@ -24,8 +24,8 @@ SLICE = 128
 """Tokens of a step that each prompt behind a longer one gets; where that is more than half of the step, they share a half."""
 MOST_PREFILLS = 8
 """Prompts that are computed at once, unless one step holds more of them whole."""
-MIN_CHUNK = 64
-"""Tokens that the first prompt gets whatever a step is expected to take, so that it comes to an end."""
+MIN_CHUNK = QUERY_TILE
+"""Tokens that the first prompt gets whatever a step is expected to take, so that it comes to an end: fewer take no less."""
 DECODE_SHARE = 3
 """A step may always take this many times what its decodes take alone: a prompt then has two thirds of the time."""
 
@@ -66,7 +66,7 @@ class Scheduler:
         self.max_step_seconds = config.max_step_ms / 1000
         self.allocator = PageAllocator(config.num_pages)
         self.pages = RequestPages(self.allocator, config.prefix_cache)
-        self.step_time = StepTime()
+        self.step_time = StepTime(mixed_sizes(config.max_batched_tokens))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -199,8 +199,8 @@ class Scheduler:
         for i, request in enumerate(prefills):
             need = request.num_to_compute
             behind -= min(need, SLICE)
-            in_time = self.step_time.tokens_within(bound, step.load, request.num_computed)
-            left = int(min(room, in_time if i else max(in_time, MIN_CHUNK)))
+            left = self.step_time.tokens_within(bound, step.load, request.num_computed, room)
+            left = left if i else max(left, min(room, MIN_CHUNK))
             share = -(-left // (2 if i == 0 else len(prefills) - i))
             count = _scorable(request, min(need, max(left - behind, share)), step)
             if count > 0:

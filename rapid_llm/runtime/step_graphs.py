@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rapid_llm.config import PROMPT_LOGIT_ROWS, ResolvedConfig
+from rapid_llm.config import PROMPT_LOGIT_ROWS, ResolvedConfig, mixed_sizes
 from rapid_llm.modules.forward_batch import ForwardBatch, LayerPool
 from rapid_llm.runtime.batch_builder import StepArrays
 from rapid_llm.runtime.recorded_steps import Model
@@ -26,7 +26,6 @@ from rapid_llm.runtime.transfers import Ints, aligned, to_device
 LARGEST_GRAPH = 2048
 """Tokens of the largest step that is captured."""
 _READY = 8  # tokens of the largest graph that is captured before the engine is ready
-_EAGER_STEP = 1024  # larger steps are padded to multiples of this
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -62,12 +61,6 @@ class Bucket:
 def decode_sizes(most: int) -> list[int]:
     """Sequences of the graphs for steps of nothing but decodes, up to ``most``: an eighth of padding at most from 8 on."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, most + 64, 64)]
-    return [*(size for size in sizes if size < most), most]
-
-
-def mixed_sizes(most: int) -> list[int]:
-    """Tokens of the steps with a prefill chunk, up to ``most``."""
-    sizes = [16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, *range(2048, most + _EAGER_STEP, _EAGER_STEP)]
     return [*(size for size in sizes if size < most), most]
 
 

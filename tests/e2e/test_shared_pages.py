@@ -88,7 +88,7 @@ def test_steps_of_a_real_worker_teach_what_a_chunk_takes(folder):
     load_of_a_chunk = StepLoad()
     load_of_a_chunk.add(0, 100)
     assert 0 < step_time.seconds(load_of_a_chunk) < math.inf
-    assert step_time.tokens_within(1e-6, StepLoad(), 0) < 100
+    assert step_time.tokens_within(1e-6, StepLoad(), 0, 100) < 100
 
 
 KINDS = [

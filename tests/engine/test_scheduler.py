@@ -1,12 +1,14 @@
 """Who waits for whom: decodes for at most one chunk, prompts for a share of each step, and nobody for what cannot run."""
 
 import math
+from itertools import cycle
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rapid_llm.config import PAGE_SIZE
 from rapid_llm.engine.scheduler import MIN_CHUNK, MOST_PREFILLS, SLICE
-from rapid_llm.engine.step_time import StepLoad
 from rapid_llm.step import StepResult
 from tests.engine.fake_worker import FakeWorker, Finished, continuation
 from tests.engine.harness import assert_nothing_leaked, assert_pages_are_sound, collect, make_engine, request, take
@@ -25,12 +27,11 @@ class Device(FakeWorker):
         self.seconds, self.plans = [], []
 
     def submit(self, plan):
-        load = StepLoad()
-        load.add_decodes(plan.decodes)
-        for chunk in plan.prefills:
-            load.add(chunk.start, chunk.length)
+        tokens = sum(chunk.length for chunk in plan.chunks)
+        pairs = sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in plan.prefills)
+        rows = sum(chunk.start for chunk in plan.decodes)
         self.plans.append(plan)
-        self.seconds.append(2e-3 + 8e-6 * load.tokens + self.per_pair * load.pairs + 2e-8 * load.rows)
+        self.seconds.append(2e-3 + 8e-6 * tokens + self.per_pair * pairs + 2e-8 * rows)
         return Finished(StepResult(super().submit(plan).result().tokens, seconds=self.seconds[-1]))
 
 
@@ -144,7 +145,7 @@ def test_no_gap_is_longer_than_max_step_ms_or_three_decode_steps(streams, bound)
     gaps = sorted(engine.worker.seconds[before:])
     assert len(gaps) > 10
     assert gaps[int(0.99 * len(gaps))] <= 1.1 * limit
-    assert gaps[len(gaps) // 2] >= 0.8 * limit  # and the time is used
+    assert gaps[len(gaps) // 2] >= 0.6 * limit  # and the time is used, as far as chunks that fill their padding allow
 
 
 def test_a_prompt_beside_streams_takes_no_more_than_half_as_long_again():
@@ -175,6 +176,37 @@ def test_a_device_too_slow_for_the_bound_still_comes_to_an_end():
     steps_until_first_token(engine, ["long"])
     chunks = [chunk.length for plan in engine.worker.plans[before:] for chunk in plan.prefills]
     assert min(chunks[:-1]) == MIN_CHUNK
+
+
+class Erratic(Device):
+    """Takes any time for a step, over and over."""
+
+    times = (1.0,)
+
+    def __init__(self, config, depth=0):
+        super().__init__(config, depth)
+        self.next_times = cycle(self.times)
+
+    def submit(self, plan):
+        return Finished(StepResult(super().submit(plan).result().tokens, seconds=next(self.next_times)))
+
+
+@given(
+    st.lists(st.floats(1e-7, 1e4), min_size=1, max_size=20),
+    st.floats(1e-3, 100),
+    st.lists(st.integers(2, 700), min_size=1, max_size=6),
+)
+@settings(deadline=None, max_examples=40)
+def test_whatever_steps_take_the_first_prompt_goes_on_in_each(times, max_step_ms, prompts):
+    worker = type("Worker", (Erratic,), {"times": tuple(times)})
+    engine = busy_engine(2, budget=512, max_step_ms=max_step_ms, worker=worker)
+    requests = [request(f"prompt-{i}", [i] * length, 1) for i, length in enumerate(prompts)]
+    for one in requests:
+        engine.add(one)
+    while waiting := [one for one in requests if one.num_computed < one.prompt_len]:
+        before, wanted = waiting[0].num_computed, min(waiting[0].num_to_compute, MIN_CHUNK // 2)
+        engine.step()
+        assert waiting[0].num_computed - before >= wanted
 
 
 def test_without_streams_a_prompt_has_the_whole_budget():

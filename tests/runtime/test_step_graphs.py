@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from rapid_llm.build import build_engine
 from rapid_llm.checkpoint.open import open_checkpoint
-from rapid_llm.config import EngineConfig, ResolvedConfig
+from rapid_llm.config import EngineConfig, ResolvedConfig, mixed_sizes
 from rapid_llm.engine.request import Request, TokenRules
 from rapid_llm.ledger import StartupLedger
-from rapid_llm.runtime.step_graphs import Bucket, StepGraphs, decode_sizes, mixed_sizes, room_for_steps, step_buckets
+from rapid_llm.runtime.step_graphs import Bucket, StepGraphs, decode_sizes, room_for_steps, step_buckets
 from tests.tiny_model import save_checkpoint, tiny_model
 
 SLOTS = 5

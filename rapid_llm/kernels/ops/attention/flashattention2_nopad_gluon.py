@@ -40,7 +40,8 @@ _BLOCK_N = 128
 _HEAD_DIM = 128
 _HALF = 64  # elements in the 128 bytes of a row that TMA swizzles
 _STAGES = 2  # of keys and of values
-_REGISTERS = (232, 40)  # of a consumer and of the producer: 2 * 128 * 232 + 128 * 40 fit the 65,536 of a multiprocessor
+_REGISTERS = (216, 72)  # of a thread of a consumer and of the producer; the first consumer keeps the rest of 504, 216
+_WIDE_STORES = True
 _PAGES = (8, 128)  # rows of a page: a swizzled box, a tile of keys
 _MULTIPROCESSORS = 132  # of an H200, for which a CPU compiles
 _FIELDS = gl.constexpr(8)
@@ -85,7 +86,7 @@ def flashattention2_nopad(
         v_pool.stride(0), out.stride(0), out.stride(1), page_table.stride(0),
         num_seqs, k_pool.shape[0], plan.wanted, plan.num_items, sm_scale * math.log2(math.e),
         NUM_HEADS=num_heads, GROUP=num_heads // k_pool.shape[1], HALF=_HALF, PAGE_SIZE=page_size,
-        STAGES=_STAGES, CONSUMER=_REGISTERS[0], PRODUCER=_REGISTERS[1], **plan.constants, num_warps=4,
+        STAGES=_STAGES, WIDE_STORES=_WIDE_STORES, CONSUMER=_REGISTERS[0], PRODUCER=_REGISTERS[1], **plan.constants, num_warps=4,
     )  # fmt: skip
     merge_splits(plan, out, cu_seqlens_q, seq_lens)
     return out
@@ -152,6 +153,7 @@ def _flashattention2_nopad_kernel(
     HALF: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
     STAGES: gl.constexpr,
+    WIDE_STORES: gl.constexpr,
     CONSUMER: gl.constexpr,
     PRODUCER: gl.constexpr,
     SEQS: gl.constexpr,
@@ -188,8 +190,8 @@ def _flashattention2_nopad_kernel(
     sizes = (v_stride, table_stride, num_seqs, num_rows, wanted, num_items)
     gl.warp_specialize(
         [
-            (_consume, (memory, results, scale_log2, gl.constexpr(0), HALF, STAGES, BLOCK_M, BLOCK_N)),
-            (_consume, (memory, results, scale_log2, gl.constexpr(1), HALF, STAGES, BLOCK_M, BLOCK_N)),
+            (_consume, (memory, results, scale_log2, gl.constexpr(0), HALF, STAGES, WIDE_STORES, BLOCK_M, BLOCK_N)),
+            (_consume, (memory, results, scale_log2, gl.constexpr(1), HALF, STAGES, WIDE_STORES, BLOCK_M, BLOCK_N)),
             (_produce, (memory, sources, sizes, NUM_HEADS, GROUP, HALF, PAGE_SIZE, STAGES, SEQS, SHORTEST, BLOCK_M, BLOCK_N)),
         ],
         [4, 1],
@@ -222,40 +224,41 @@ def _produce(
     ITEM_BYTES: gl.constexpr = BLOCK_M * 2 * HALF * q_desc.dtype.primitive_bitwidth // 8
     q_boxes = q_s._reinterpret(q_desc.dtype, [4, ROWS, HALF], q_desc.layout)  # part, half
     split_keys = keys_of_a_split(lanes, cu_seqlens_ptr, seq_lens_ptr, num_seqs, wanted, SEQS, SHORTEST, BLOCK_M, BLOCK_N)
-    programs = gl.num_programs(0)
     item = gl.program_id(0)
-    round_start = 0
+    walked = 0
     handed = 0
     produced = 0
-    sequence, tile = sequence_at(item // NUM_HEADS, lanes, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
-    while (sequence < num_seqs) & (item < num_items):
-        begin_of, num_queries, first_query, first_position, seen, split = bounds_of(
-            sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M
-        )
-        begin = split * split_keys
-        num_tiles = gl.cdiv(gl.maximum(gl.minimum(seen, begin + split_keys) - begin, 0), BLOCK_N)
-        if num_tiles > 0:
-            head = item % NUM_HEADS
-            first_token = begin_of + first_query
-            partial = gl.where(split_keys < seen, item, -1)
-            mbarrier.wait(q_empty, (handed & 1) ^ 1)
-            _hand_over(item_s, num_tiles, begin, first_position, first_token, num_queries - first_query, head, partial)
-            mbarrier.expect(q_full, ITEM_BYTES)
-            for box in gl.static_range(4):
-                corner = [first_token + box // 2 * ROWS, head * 2 * HALF + box % 2 * HALF]
-                tma.async_copy_global_to_shared(q_desc, corner, q_full, q_boxes.index(box))
-            table_ptr = page_table_ptr + gl.load(table_rows_ptr + sequence).to(gl.int64) * table_stride
-            _produce_keys(
-                k_s, v_s, k_full, k_empty, v_full, v_empty, k_desc, v_desc, v_ptr, table_ptr, v_stride,
-                begin, num_tiles, first_position - first_query + num_queries, (head // GROUP) * 2 * HALF, num_rows, produced,
-                HALF, PAGE_SIZE, STAGES, BLOCK_N,
-            )  # fmt: skip
-            handed += 1
-            produced += num_tiles
-        round_start += programs
-        backwards = (round_start // programs) & 1
-        item = round_start + gl.where(backwards == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
-        sequence, tile = sequence_at(item // NUM_HEADS, lanes, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
+    while item < num_items:
+        place, head = item // NUM_HEADS, item % NUM_HEADS
+        sequence, tile = sequence_at(place, lanes, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
+        if sequence < num_seqs:
+            begin_of, num_queries, first_query, first_position, seen, split = bounds_of(
+                sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M
+            )
+            begin = split * split_keys
+            num_tiles = gl.cdiv(gl.maximum(gl.minimum(seen, begin + split_keys) - begin, 0), BLOCK_N)
+            if num_tiles > 0:
+                first_token = begin_of + first_query
+                partial = gl.where(split_keys < seen, item, -1)
+                mbarrier.wait(q_empty, (handed & 1) ^ 1)
+                _hand_over(item_s, num_tiles, begin, first_position, first_token, num_queries - first_query, head, partial)
+                mbarrier.expect(q_full, ITEM_BYTES)
+                for box in gl.static_range(4):
+                    corner = [first_token + box // 2 * ROWS, head * 2 * HALF + box % 2 * HALF]
+                    tma.async_copy_global_to_shared(q_desc, corner, q_full, q_boxes.index(box))
+                table_ptr = page_table_ptr + gl.load(table_rows_ptr + sequence).to(gl.int64) * table_stride
+                _produce_keys(
+                    k_s, v_s, k_full, k_empty, v_full, v_empty, k_desc, v_desc, v_ptr, table_ptr, v_stride,
+                    begin, num_tiles, first_position - first_query + num_queries, (head // GROUP) * 2 * HALF, num_rows, produced,
+                    HALF, PAGE_SIZE, STAGES, BLOCK_N,
+                )  # fmt: skip
+                handed += 1
+                produced += num_tiles
+            walked += 1
+            from_start = gl.where(walked % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
+            item = walked * gl.num_programs(0) + from_start
+        else:
+            item = num_items  # and so are all later ones past the last
     mbarrier.wait(q_empty, (handed & 1) ^ 1)
     _hand_over(item_s, 0, 0, 0, 0, 0, 0, 0)
     mbarrier.arrive(q_full, count=1)
@@ -378,6 +381,7 @@ def _consume(
     PART: gl.constexpr,
     HALF: gl.constexpr,
     STAGES: gl.constexpr,
+    WIDE_STORES: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
 ):
@@ -392,6 +396,14 @@ def _consume(
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)
     SCORE_ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     RESULT_ROWS: gl.constexpr = gl.SliceLayout(1, RESULT)
+    # Of a row's four threads each stores 16 bytes at a time, after an exchange among them.
+    STORED: gl.constexpr = (
+        gl.DistributedLinearLayout(
+            [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 128]
+        )
+        if WIDE_STORES
+        else RESULT
+    )
     EVERY_FIELD: gl.constexpr = gl.BlockedLayout([_FIELDS], [32], [4], [0])
     q = q_s.index(PART)
     in_scores = PART * ROWS + gl.arange(0, ROWS, layout=SCORE_ROWS)
@@ -461,9 +473,12 @@ def _consume(
             gl.store(partial_out_ptr + (first_partial + in_result)[:, None] * D + dims[None, :], acc, mask=inside)
             gl.store(partial_lse_ptr + first_partial + in_scores, row_max + gl.log2(row_sum), mask=in_scores < num_left)
         else:
-            tokens = (first_token + in_result).to(gl.int64)
-            ptrs = out_ptr + tokens[:, None] * out_stride + head.to(gl.int64) * out_head_stride + dims[None, :]
-            gl.store(ptrs, acc.to(DTYPE), mask=inside)
+            result = gl.convert_layout(acc.to(DTYPE), STORED)
+            stored = PART * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORED))
+            tokens = (first_token + stored).to(gl.int64)
+            columns = gl.arange(0, D, layout=gl.SliceLayout(0, STORED))
+            ptrs = out_ptr + tokens[:, None] * out_stride + head.to(gl.int64) * out_head_stride + columns[None, :]
+            gl.store(ptrs, result, mask=(stored < num_left)[:, None])
         done += 1
         before += num_tiles
         mbarrier.wait(q_full, done & 1)

@@ -18,7 +18,14 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.attention.inputs import check_prefill, in_memory
-from rapid_llm.kernels.ops.attention.prefill_plan import bounds_of, keys_of_a_split, merge_splits, padded, plan_prefill, sequence_at
+from rapid_llm.kernels.ops.attention.prefill_plan import (
+    bounds_of,
+    keys_of_a_split,
+    merge_splits,
+    padded,
+    plan_prefill,
+    sequence_at,
+)
 from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pool_numbers
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 

@@ -18,7 +18,6 @@ import math
 from functools import cache
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -40,8 +39,8 @@ _BLOCK_N = 128
 _HEAD_DIM = 128
 _HALF = 64  # elements in the 128 bytes of a row that TMA swizzles
 _STAGES = 2  # of keys and of values
-_REGISTERS = (216, 72)  # of a thread of a consumer and of the producer; the first consumer keeps the rest of 504, 216
-_WIDE_STORES = True
+_REGISTERS = (216, 72)  # of a thread of the second consumer and of the producer; the first consumer keeps the rest of 504
+_WIDE_STORES = True  # of 16 bytes; takes 4 KB of shared memory
 _PAGES = (8, 128)  # rows of a page: a swizzled box, a tile of keys
 _MULTIPROCESSORS = 132  # of an H200, for which a CPU compiles
 _FIELDS = gl.constexpr(8)
@@ -72,13 +71,17 @@ def flashattention2_nopad(
         FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608).
     """
     sequences = (page_table, table_rows, cu_seqlens_q, seq_lens)
-    numbers = {"page_size": page_size, "sm_scale": sm_scale, "max_seqlen_q": max_seqlen_q}
-    check_prefill("flashattention2_nopad", q, k_pool, v_pool, *sequences, out=out, **numbers)
+    check_prefill(
+        "flashattention2_nopad", q, k_pool, v_pool, *sequences,
+        out=out, page_size=page_size, sm_scale=sm_scale, max_seqlen_q=max_seqlen_q,
+    )  # fmt: skip
     num_seqs, num_heads = table_rows.shape[0], q.shape[1]
     if not num_seqs or not num_heads or not q.shape[0] or not max_seqlen_q:
         return out
     if not _is_served(q, k_pool, v_pool, page_size):
-        return triton_row.flashattention2_nopad(q, k_pool, v_pool, *sequences, out=out, **numbers)
+        return triton_row.flashattention2_nopad(
+            q, k_pool, v_pool, *sequences, out=out, page_size=page_size, sm_scale=sm_scale, max_seqlen_q=max_seqlen_q
+        )
     plan = plan_prefill(q, page_table, num_seqs, page_size, max_seqlen_q, _BLOCK_M, _BLOCK_N)
     _flashattention2_nopad_kernel[(min(plan.num_items, _multiprocessors(q.device)),)](
         _rows(q, _BLOCK_M // 2), _rows(k_pool, page_size), _rows(v_pool, page_size), v_pool,
@@ -354,9 +357,17 @@ def _produce_keys(
 
 @gluon.jit
 def _store_rows(
-    v_s, v_ptr, v_stride, num_present, first, HALF: gl.constexpr, PAGE_SIZE: gl.constexpr, STAGES: gl.constexpr, BLOCK_N: gl.constexpr
+    v_s,
+    v_ptr,
+    v_stride,
+    num_present,
+    first,
+    HALF: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    STAGES: gl.constexpr,
+    BLOCK_N: gl.constexpr,
 ):
-    """Rows of a page, zeros from ``num_present`` on, at row ``first`` of all stages' halves; eight at a time, as swizzles repeat."""
+    """A page, zeros from ``num_present`` on, at row ``first`` of all stages' halves; eight rows at a time, as swizzles repeat."""
     EIGHT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, HALF], v_s.dtype)
     eights = v_s._reinterpret(v_s.dtype, [STAGES * 2 * BLOCK_N // 8, 8, HALF], EIGHT)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
@@ -399,7 +410,11 @@ def _consume(
     # Of a row's four threads each stores 16 bytes at a time, after an exchange among them.
     STORED: gl.constexpr = (
         gl.DistributedLinearLayout(
-            [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 128]
+            [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]],
+            [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+            [[16, 0], [32, 0]],
+            [],
+            [64, 128],
         )
         if WIDE_STORES
         else RESULT

@@ -61,7 +61,8 @@ def check_prefill(
 ) -> None:
     """``check_attention``, and the bounds of the sequences' queries.
 
-    Raises: KernelInputError as there, and unless the bounds are int32, dense, one more than sequences, and the length is 0 or more.
+    Raises: KernelInputError as there, and unless the bounds are int32, dense and one more than sequences, and the length is 0 or
+        more.
     """
     check_attention(
         op, q, k_pool, v_pool, page_table, table_rows, seq_lens, scales,

@@ -71,13 +71,14 @@ def merge_splits(plan: PrefillPlan, out: torch.Tensor, cu_seqlens_q: torch.Tenso
     _merge_kernel[(plan.wanted * num_heads, block_m // rows)](
         plan.partial_out, plan.partial_lse, out, cu_seqlens_q, seq_lens, out.stride(0), out.stride(1),
         seq_lens.shape[0], plan.wanted,
-        NUM_HEADS=num_heads, HEAD_DIM=head_dim, PADDED_DIM=padded(head_dim), ROWS=rows, **plan.constants, num_warps=4, num_stages=1,
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim, PADDED_DIM=padded(head_dim), ROWS=rows, **plan.constants,
+        num_warps=4, num_stages=1,
     )  # fmt: skip
 
 
 def padded(head_dim: int) -> int:
     """The side of a matrix product that holds a head."""
-    return max(triton.next_power_of_2(head_dim), 16)
+    return max(int(triton.next_power_of_2(head_dim)), 16)
 
 
 def _splits(num_tiles: int, num_heads: int, full_tiles: int, most_of_a_tile: int) -> int:
@@ -220,5 +221,3 @@ def bounds_of(sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M:
     first_position = num_keys - num_queries + first_query
     seen = tl.minimum(first_position + BLOCK_M, num_keys)
     return first_token, num_queries, first_query, first_position, seen, tile % num_splits
-
-

@@ -1,7 +1,7 @@
 """The rows that this machine can run, each as a callable with the op's signature, and the contract's sweep run over one.
 
 Where TRITON_INTERPRET=1 and there is no GPU, these are the Triton rows too: on CPU tensors, in the interpreter, under the
-sanitizer.
+sanitizer. Gluon has no interpreter, so its rows run where there is a GPU that they serve.
 """
 
 import os
@@ -54,7 +54,7 @@ def _runs_here(spec):
 
 
 def _is_interpreted(spec):
-    return "triton" in spec.requires.packages and os.environ.get("TRITON_INTERPRET") == "1" and current_device().type == "cpu"
+    return spec.name.startswith("triton.") and os.environ.get("TRITON_INTERPRET") == "1" and current_device().type == "cpu"
 
 
 def to(device, tensor):

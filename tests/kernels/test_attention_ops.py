@@ -29,6 +29,11 @@ def module_of(row):
     return importlib.import_module(row.spec.target.partition(":")[0])
 
 
+def prefill_plan():
+    """The module that divides a prefill among programs; its knobs are turned there. Imports Triton."""
+    return importlib.import_module("rapid_llm.kernels.ops.attention.prefill_plan")
+
+
 def prefill(op, keys, q, q_lens, out=None, scale=None):
     """Attend packed queries that are the last tokens of their sequences; a fresh output unless one is given."""
     ends = torch.tensor([0, *q_lens]).cumsum(0).to(device=q.device, dtype=torch.int32)
@@ -165,9 +170,8 @@ def test_a_sequence_is_attended_alike_alone_and_packed(flashattention2_nopad, de
 @pytest.mark.parametrize(("programs", "shortest"), [(64, 1), (28, 2)])
 def test_keys_may_be_split_among_any_number_of_programs(flashattention2_nopad, programs, shortest, device, monkeypatch):
     """Also where a split ends before, or begins behind, what some query of its tile sees."""
-    module = module_of(flashattention2_nopad)
-    monkeypatch.setattr(module, "_PROGRAMS", programs)
-    monkeypatch.setattr(module, "_SHORTEST_SPLIT", shortest)
+    monkeypatch.setattr(prefill_plan(), "_PROGRAMS", programs)
+    monkeypatch.setattr(prefill_plan(), "_SHORTEST_SPLIT", shortest)
     keys, q_lens = PagedKeys([300, 70, 1, 210], 2, 64, device), [40, 3, 0, 17]
     q = queries(sum(q_lens), 4, 64, device)
     assert_attended(prefill(flashattention2_nopad, keys, q, q_lens), prefill(reference.flashattention2_nopad, keys, q, q_lens))
@@ -489,7 +493,7 @@ def test_decode_reads_seventy_thousand_cached_tokens_through_a_strided_view(flas
 @pytest.mark.case("B1")
 @each_native_row_of("flashattention2_nopad")
 def test_a_prefill_of_more_sequences_and_heads_than_an_axis_counts_is_one_axis(flashattention2_nopad, device, monkeypatch):
-    monkeypatch.setattr(module_of(flashattention2_nopad), "_SEQS", 2)
+    monkeypatch.setattr(prefill_plan(), "_SEQS", 2)
     keys = PagedKeys([150, 0, 9, 20, 0, 3, 40], 1, 64, device)
     q_lens = [140, 0, 9, 5, 0, 0, 33]
     q = queries(sum(q_lens), 2, 64, device)

@@ -4,14 +4,7 @@ One program per (query tile, head). Fresh, resumed and shared prompts are one co
 row's pages, its queries are the last of its positions. Keys that every query of the tile sees are walked without a mask; only the
 diagonal and the last keys are masked. Scores, maxima and sums stay in fp32.
 
-The list of tiles is worked out on the device, by each program from the bounds of the sequences: the host knows how many tiles a
-number of tokens and of sequences can make at most, and programs past the last tile leave at once. So neither lengths nor how many
-of the tokens are prompts are part of a launch, which may stand in a graph.
-
-A chunk of few tiles behind a long prefix would leave most of a device idle: where the tiles alone do not fill it, their keys are
-split, as in Flash-Decoding (Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html), and a second kernel merges
-what the splits found. Every program works out the same plan from the bounds and lengths. Inside ``tiles_of_one_batch`` nothing is
-split, since where depends on what else is in the batch.
+Tiles, splits of their keys and the merge of these: ``prefill_plan.py``.
 
 Two kinds of pool, one kernel: e4m3 of ``flashattention2_nopad_fp8`` becomes numbers in registers, the scale of a head's K goes
 into the softmax's and that of its V into the result.
@@ -24,14 +17,17 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
-from rapid_llm.kernels.ops.attention.inputs import check_attention, in_memory, refusal
+from rapid_llm.kernels.ops.attention.inputs import check_prefill, in_memory
+from rapid_llm.kernels.ops.attention.prefill_plan import (
+    bounds_of,
+    keys_of_a_split,
+    merge_splits,
+    padded,
+    plan_prefill,
+    sequence_at,
+)
 from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pool_numbers
-from rapid_llm.kernels.ops.tile_policy import is_of_one_batch, resolve_tiles
-
-_SEQS = 128  # bounds that a program looks at together
-_PROGRAMS = 264  # that keys are split for: two for each multiprocessor of a large card, so that three tiles leave few idle
-_SHORTEST_SPLIT = 8  # tiles of keys, so that a split is longer than what merging it takes
-_MERGED_ROWS = 32  # of a tile, by one program of the merge
+from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 
 def flashattention2_nopad(
@@ -117,19 +113,11 @@ def _prefill(
     max_seqlen_q: int,
 ) -> torch.Tensor:
     op = "flashattention2_nopad" if scales is None else "flashattention2_nopad_fp8"
-    check_attention(
-        op, q, k_pool, v_pool, page_table, table_rows, seq_lens, scales,
-        out=out, page_size=page_size, sm_scale=sm_scale,
+    check_prefill(
+        op, q, k_pool, v_pool, page_table, table_rows, cu_seqlens_q, seq_lens, scales,
+        out=out, page_size=page_size, sm_scale=sm_scale, max_seqlen_q=max_seqlen_q,
     )  # fmt: skip
     num_seqs, num_heads, num_kv_heads, head_dim = table_rows.shape[0], q.shape[1], k_pool.shape[1], q.shape[2]
-    if (
-        cu_seqlens_q.shape != (num_seqs + 1,)
-        or cu_seqlens_q.dtype != torch.int32
-        or cu_seqlens_q.device != q.device
-        or cu_seqlens_q.stride(0) != 1
-        or max_seqlen_q < 0
-    ):
-        raise refusal(op, q=q, cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens, max_seqlen_q=max_seqlen_q)
     if not num_seqs or not num_heads or not q.shape[0] or not max_seqlen_q:
         return out
     device = launch_device(q)
@@ -137,45 +125,19 @@ def _prefill(
         op, device=device, dtype=q.dtype,
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, page_size=page_size, q_len=max_seqlen_q,
     ).launch()  # fmt: skip
-    block_m = tile["BLOCK_M"]
-    num_tiles = min(q.shape[0] // block_m + num_seqs, num_seqs * triton.cdiv(max_seqlen_q, block_m))  # the last may be ragged
-    shortest = _SHORTEST_SPLIT * tile["BLOCK_N"]
-    wanted = _splits(num_tiles, num_heads, q.shape[0] // block_m, triton.cdiv(page_table.shape[1] * page_size, shortest))
-    padded_dim = max(triton.next_power_of_2(head_dim), 16)
-    partial_out = torch.empty((wanted * num_heads, block_m, head_dim), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((wanted * num_heads, block_m), dtype=torch.float32, device=q.device)
-    plan = {"SEQS": _SEQS, "SHORTEST": shortest, "BLOCK_M": block_m, "BLOCK_N": tile["BLOCK_N"]}
+    plan = plan_prefill(q, page_table, num_seqs, page_size, max_seqlen_q, tile["BLOCK_M"], tile["BLOCK_N"])
     k_scale, v_scale = scales or (None, None)
-    _flashattention2_nopad_kernel[(max(num_tiles, wanted) * num_heads,)](
-        q, in_memory(k_pool, device), in_memory(v_pool, device), k_scale, v_scale, out, partial_out, partial_lse,
+    _flashattention2_nopad_kernel[(plan.num_items,)](
+        q, in_memory(k_pool, device), in_memory(v_pool, device), k_scale, v_scale, out, plan.partial_out, plan.partial_lse,
         page_table, table_rows, cu_seqlens_q, seq_lens,
         q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
         out.stride(0), out.stride(1), page_table.stride(0),
-        num_seqs, wanted, sm_scale * math.log2(math.e),
+        num_seqs, plan.wanted, sm_scale * math.log2(math.e),
         NUM_HEADS=num_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim, PAGE_SIZE=page_size, **{**plan, **tile},
+        PADDED_DIM=padded(head_dim), PAGE_SIZE=page_size, **{**plan.constants, **tile},
     )  # fmt: skip
-    if wanted:
-        rows = min(_MERGED_ROWS, block_m)
-        _merge_kernel[(wanted * num_heads, block_m // rows)](
-            partial_out, partial_lse, out, cu_seqlens_q, seq_lens, out.stride(0), out.stride(1), num_seqs, wanted,
-            NUM_HEADS=num_heads, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, ROWS=rows, **plan, num_warps=4, num_stages=1,
-        )  # fmt: skip
+    merge_splits(plan, out, cu_seqlens_q, seq_lens)
     return out
-
-
-def _splits(num_tiles: int, num_heads: int, full_tiles: int, most_of_a_tile: int) -> int:
-    """Splits of all tiles that a launch has room for, each for all heads; 0 where keys are not split.
-
-    Args:
-        num_tiles: that there are at most.
-        num_heads: programs of a split.
-        full_tiles: that as many tokens make, padding included.
-        most_of_a_tile: splits of the keys that a row of the page table can hold.
-    """
-    wanted = min(_PROGRAMS // num_heads, num_tiles * most_of_a_tile)
-    fills_a_device = full_tiles >= 2 * wanted  # even where half of the tokens are padding
-    return 0 if is_of_one_batch() or most_of_a_tile == 1 or fills_a_device else wanted
 
 
 @triton.jit(do_not_specialize=["num_seqs", "wanted"])
@@ -215,11 +177,12 @@ def _flashattention2_nopad_kernel(
     BLOCK_N: tl.constexpr,
 ):
     place, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
-    split_keys = _split_keys(cu_seqlens_ptr, seq_lens_ptr, num_seqs, wanted, SEQS, SHORTEST, BLOCK_M, BLOCK_N)
-    sequence, tile = _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
+    lanes = tl.arange(0, SEQS)
+    split_keys = keys_of_a_split(lanes, cu_seqlens_ptr, seq_lens_ptr, num_seqs, wanted, SEQS, SHORTEST, BLOCK_M, BLOCK_N)
+    sequence, tile = sequence_at(place, lanes, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
     if sequence >= num_seqs:
         return
-    first_token, num_queries, first_query, first_position, seen, split = _bounds_of(
+    first_token, num_queries, first_query, first_position, seen, split = bounds_of(
         sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M
     )
     begin = split * split_keys
@@ -270,133 +233,6 @@ def _flashattention2_nopad_kernel(
     else:
         out_ptrs = out_ptr + tokens[:, None] * out_stride + head.to(tl.int64) * out_head_stride + dims[None, :]
         tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_seqs", "wanted"])
-def _merge_kernel(
-    partial_out_ptr,
-    partial_lse_ptr,
-    out_ptr,
-    cu_seqlens_ptr,
-    seq_lens_ptr,
-    out_stride,
-    out_head_stride,
-    num_seqs,
-    wanted,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    SEQS: tl.constexpr,
-    SHORTEST: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Rows of a tile, from its splits in their order; by the program that stands where the first of these stood."""
-    place, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
-    split_keys = _split_keys(cu_seqlens_ptr, seq_lens_ptr, num_seqs, wanted, SEQS, SHORTEST, BLOCK_M, BLOCK_N)
-    sequence, tile = _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
-    if sequence >= num_seqs:
-        return
-    first_token, num_queries, first_query, _, seen, split = _bounds_of(
-        sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M
-    )
-    if (split > 0) | (split_keys >= seen):
-        return
-    in_tile = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    dims = tl.arange(0, PADDED_DIM)
-    present = first_query + in_tile < num_queries
-    inside = present[:, None] & (dims < HEAD_DIM)[None, :]  # [R, D]
-    acc = tl.zeros((ROWS, PADDED_DIM), tl.float32)
-    # Every query sees the first key, so a maximum is finite from the first split on.
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    for split in range(tl.cdiv(seen, split_keys)):
-        partials = (tl.program_id(0) + split * NUM_HEADS).to(tl.int64) * BLOCK_M + in_tile
-        lse = tl.load(partial_lse_ptr + partials, mask=present, other=0.0)
-        results = tl.load(partial_out_ptr + partials[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
-        new_largest = tl.maximum(largest, lse)
-        rescale = tl.exp2(largest - new_largest)
-        weights = tl.exp2(lse - new_largest)
-        total = total * rescale + weights
-        acc = acc * rescale[:, None] + results * weights[:, None]
-        largest = new_largest
-    tokens = (first_token + first_query + in_tile).to(tl.int64)
-    out_ptrs = out_ptr + tokens[:, None] * out_stride + head.to(tl.int64) * out_head_stride + dims[None, :]
-    tl.store(out_ptrs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _split_keys(
-    cu_seqlens_ptr,
-    seq_lens_ptr,
-    num_seqs,
-    wanted,
-    SEQS: tl.constexpr,
-    SHORTEST: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Keys of a split, whole tiles of them: as few as make at most ``wanted`` splits of all; more than there are for one each."""
-    length = 1 << 30
-    if wanted > 0:
-        tiles, keys = _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, 1 << 30, SEQS, BLOCK_M)
-        if tiles < wanted:
-            length = tl.maximum(tl.cdiv(keys, wanted * BLOCK_N).to(tl.int32) * BLOCK_N, SHORTEST)
-            splits, _ = _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, length, SEQS, BLOCK_M)
-            if splits > wanted:  # a tile has one split more, at most, than its keys divided by their length
-                length = tl.cdiv(keys, (wanted - tiles) * BLOCK_N).to(tl.int32) * BLOCK_N
-    return length
-
-
-@triton.jit
-def _num_splits(cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Splits of all tiles, and the keys of all tiles, as if each had all of its sequence's, int64."""
-    splits, keys = 0, tl.zeros((), tl.int64)
-    for begin in range(0, num_seqs, SEQS):
-        tiles, of_each, _ = _tiles_of(begin, cu_seqlens_ptr, seq_lens_ptr, num_seqs, SEQS, BLOCK_M)
-        splits += tl.sum(tiles * tl.cdiv(of_each, split_keys), 0)
-        keys += tl.sum(tiles.to(tl.int64) * of_each, 0)
-    return splits, keys
-
-
-@triton.jit
-def _tiles_of(begin, cu_seqlens_ptr, seq_lens_ptr, num_seqs, SEQS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Tiles of the sequences from ``begin``, the keys of each, and which of them there are."""
-    each = begin + tl.arange(0, SEQS)
-    present = each < num_seqs
-    ends = tl.load(cu_seqlens_ptr + each + 1, mask=present, other=0)
-    starts = tl.load(cu_seqlens_ptr + each, mask=present, other=0)
-    keys = tl.load(seq_lens_ptr + each, mask=present, other=0)
-    return tl.cdiv(ends - starts, BLOCK_M), keys, present
-
-
-@triton.jit
-def _sequence_at(place, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The sequence of split ``place`` of all, num_seqs where there are not so many, and which of the sequence's it is."""
-    sequence, first, before = 0, 0, 0
-    for begin in range(0, num_seqs, SEQS):
-        tiles, keys, present = _tiles_of(begin, cu_seqlens_ptr, seq_lens_ptr, num_seqs, SEQS, BLOCK_M)
-        splits = tiles * tl.cdiv(keys, split_keys)
-        passed = (before + tl.cumsum(splits, 0) <= place) & present
-        sequence += tl.sum(passed.to(tl.int32), 0)
-        first += tl.sum(tl.where(passed, splits, 0), 0)
-        before += tl.sum(splits, 0)
-    return sequence, place - first
-
-
-@triton.jit
-def _bounds_of(sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M: tl.constexpr):
-    """Of a sequence's split ``tile``: the sequence's first token and queries, its tile's first query and that one's position,
-    the keys that any query of the tile sees, and which of the tile's splits it is. Tiles with the most keys come first."""
-    first_token = tl.load(cu_seqlens_ptr + sequence)
-    num_queries = tl.load(cu_seqlens_ptr + sequence + 1) - first_token
-    num_keys = tl.load(seq_lens_ptr + sequence)
-    num_splits = tl.cdiv(num_keys, split_keys)
-    first_query = (tl.cdiv(num_queries, BLOCK_M) - 1 - tile // num_splits) * BLOCK_M
-    first_position = num_keys - num_queries + first_query
-    seen = tl.minimum(first_position + BLOCK_M, num_keys)
-    return first_token, num_queries, first_query, first_position, seen, tile % num_splits
 
 
 @triton.jit

@@ -43,6 +43,41 @@ def check_attention(
         )  # fmt: skip
 
 
+def check_prefill(
+    op: str,
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scales: Scales = None,
+    *,
+    out: torch.Tensor,
+    page_size: int,
+    sm_scale: float,
+    max_seqlen_q: int,
+) -> None:
+    """``check_attention``, and the bounds of the sequences' queries.
+
+    Raises: KernelInputError as there, and unless the bounds are int32, dense and one more than sequences, and the length is 0 or
+        more.
+    """
+    check_attention(
+        op, q, k_pool, v_pool, page_table, table_rows, seq_lens, scales,
+        out=out, page_size=page_size, sm_scale=sm_scale,
+    )  # fmt: skip
+    if (
+        cu_seqlens_q.shape != (table_rows.shape[0] + 1,)
+        or cu_seqlens_q.dtype != torch.int32
+        or cu_seqlens_q.device != q.device
+        or cu_seqlens_q.stride(0) != 1
+        or max_seqlen_q < 0
+    ):
+        raise refusal(op, q=q, cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens, max_seqlen_q=max_seqlen_q)
+
+
 def refusal(op: str, **arguments: object) -> KernelInputError:
     """The error for arguments that do not fit one another."""
     return KernelInputError(

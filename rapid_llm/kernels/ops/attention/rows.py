@@ -196,6 +196,7 @@ FLASH_DECODING_FP8 = _of_e4m3(
 )
 
 _TRITON = CapabilityRequirement(device_types=("cuda",), min_sm=80, packages=("triton",), min_triton=(3, 6))
+_GLUON = replace(_TRITON, min_sm=90, max_sm=90, min_smem=168_064, max_triton=(3, 6))
 _TRITON_LIMITS = {"head_dim": Limit(1, 256), "page_size": Limit(1, 256)}
 
 
@@ -259,6 +260,16 @@ FAMILY = Family(
             dtypes=FLOATS,
             limits=_TRITON_LIMITS,
             priority=10,
+            phase="prefill",
+        ),
+        KernelSpec(
+            op="flashattention2_nopad",
+            name="gluon.flashattention2_nopad",
+            target="rapid_llm.kernels.ops.attention.flashattention2_nopad_gluon:flashattention2_nopad",
+            requires=_GLUON,
+            dtypes=("bfloat16", "float16"),
+            limits={"head_dim": Limit(128, 128), "page_size": Limit(8, 128)},
+            priority=5,  # below Triton's: it serves where it was measured to be faster
             phase="prefill",
         ),
         KernelSpec(

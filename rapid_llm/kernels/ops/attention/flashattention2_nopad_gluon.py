@@ -39,7 +39,7 @@ _BLOCK_N = 128
 _HEAD_DIM = 128
 _HALF = 64  # elements in the 128 bytes of a row that TMA swizzles
 _STAGES = 2  # of keys and of values
-_REGISTERS = (216, 72)  # of a thread of the second consumer and of the producer; the first consumer keeps the rest of 504
+_REGISTERS = (224, 56)  # of a thread of the second consumer and of the producer; the first consumer keeps the rest of 504
 _WIDE_STORES = True  # of 16 bytes; takes 4 KB of shared memory
 _PAGES = (8, 128)  # rows of a page: a swizzled box, a tile of keys
 _MULTIPROCESSORS = 132  # of an H200, for which a CPU compiles
@@ -316,36 +316,36 @@ def _produce_keys(
     TILE_BYTES: gl.constexpr = BLOCK_N * 2 * HALF * k_desc.dtype.primitive_bitwidth // 8
     k_boxes = k_s._reinterpret(k_desc.dtype, [STAGES * 2 * PAGES, PAGE_SIZE, HALF], k_desc.layout)  # stage, half, page
     v_boxes = v_s._reinterpret(v_desc.dtype, [STAGES * 2 * PAGES, PAGE_SIZE, HALF], v_desc.layout)
-    pages = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))  # one a lane
     last_page = (num_keys - 1) // PAGE_SIZE
     for i in range(num_tiles):
         stage = (produced + i) % STAGES
         phase = ((produced + i) // STAGES) & 1
         first_page = (begin + (num_tiles - 1 - i) * BLOCK_N) // PAGE_SIZE
-        present = (pages < PAGES) & (first_page + pages <= last_page)
-        numbers = gl.load(table_ptr + first_page + pages, mask=present, other=0)
-        rows = gl.where(present, numbers * PAGE_SIZE, num_rows)  # past the pool TMA reads zeros
+        # By every lane alike: one lane each and a sum over the warp takes longer than the tile's products.
+        rows = ()
+        for page in gl.static_range(PAGES):
+            present = first_page + page <= last_page
+            number = gl.load(table_ptr + first_page + page, mask=present, other=0)
+            rows = rows + (gl.where(present, number * PAGE_SIZE, num_rows),)  # past the pool TMA reads zeros
 
         mbarrier.wait(k_empty.index(stage), phase ^ 1)
         mbarrier.expect(k_full.index(stage), TILE_BYTES)
         for page in gl.static_range(PAGES):
-            row = gl.sum(gl.where(pages == page, rows, 0), 0)
             for half in gl.static_range(2):
                 box = k_boxes.index((stage * 2 + half) * PAGES + page)
-                tma.async_copy_global_to_shared(k_desc, [row, column + half * HALF], k_full.index(stage), box)
+                tma.async_copy_global_to_shared(k_desc, [rows[page], column + half * HALF], k_full.index(stage), box)
 
         # The page that the sequence ends in may hold anything behind its end, and 0 * NaN is NaN: it is stored row by row.
         ragged = (num_keys % PAGE_SIZE > 0) & (last_page >= first_page) & (last_page < first_page + PAGES)
         mbarrier.wait(v_empty.index(stage), phase ^ 1)
         for page in gl.static_range(PAGES):
-            row = gl.sum(gl.where(pages == page, rows, 0), 0)
             whole = (ragged & (first_page + page == last_page)) == 0
             for half in gl.static_range(2):
                 box = v_boxes.index((stage * 2 + half) * PAGES + page)
-                tma.async_copy_global_to_shared(v_desc, [row, column + half * HALF], v_full.index(stage), box, pred=whole)
+                tma.async_copy_global_to_shared(v_desc, [rows[page], column + half * HALF], v_full.index(stage), box, pred=whole)
         if ragged:
             in_tile = last_page - first_page
-            row = gl.sum(gl.where(pages == in_tile, rows, 0), 0)
+            row = gl.load(table_ptr + last_page) * PAGE_SIZE
             _store_rows(
                 v_s, v_ptr + row.to(gl.int64) * v_stride + column, v_stride, num_keys % PAGE_SIZE,
                 stage * 2 * BLOCK_N + in_tile * PAGE_SIZE, HALF, PAGE_SIZE, STAGES, BLOCK_N,

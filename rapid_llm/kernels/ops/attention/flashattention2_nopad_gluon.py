@@ -234,14 +234,16 @@ def _produce(
     while item < num_items:
         place, head = item // NUM_HEADS, item % NUM_HEADS
         sequence, tile = sequence_at(place, lanes, cu_seqlens_ptr, seq_lens_ptr, num_seqs, split_keys, SEQS, BLOCK_M)
+        sequence, tile = _uniform(sequence), _uniform(tile)
         if sequence < num_seqs:
             begin_of, num_queries, first_query, first_position, seen, split = bounds_of(
                 sequence, tile, cu_seqlens_ptr, seq_lens_ptr, split_keys, BLOCK_M
             )
-            begin = split * split_keys
-            num_tiles = gl.cdiv(gl.maximum(gl.minimum(seen, begin + split_keys) - begin, 0), BLOCK_N)
+            begin = _uniform(split * split_keys)
+            num_tiles = _uniform(gl.cdiv(gl.maximum(gl.minimum(seen, begin + split_keys) - begin, 0), BLOCK_N))
             if num_tiles > 0:
-                first_token = begin_of + first_query
+                first_token = _uniform(begin_of + first_query)
+                num_keys = _uniform(first_position - first_query + num_queries)
                 partial = gl.where(split_keys < seen, item, -1)
                 mbarrier.wait(q_empty, (handed & 1) ^ 1)
                 _hand_over(item_s, num_tiles, begin, first_position, first_token, num_queries - first_query, head, partial)
@@ -252,7 +254,7 @@ def _produce(
                 table_ptr = page_table_ptr + gl.load(table_rows_ptr + sequence).to(gl.int64) * table_stride
                 _produce_keys(
                     k_s, v_s, k_full, k_empty, v_full, v_empty, k_desc, v_desc, v_ptr, table_ptr, v_stride,
-                    begin, num_tiles, first_position - first_query + num_queries, (head // GROUP) * 2 * HALF, num_rows, produced,
+                    begin, num_tiles, num_keys, (head // GROUP) * 2 * HALF, num_rows, produced,
                     HALF, PAGE_SIZE, STAGES, BLOCK_N,
                 )  # fmt: skip
                 handed += 1
@@ -265,6 +267,14 @@ def _produce(
     mbarrier.wait(q_empty, (handed & 1) ^ 1)
     _hand_over(item_s, 0, 0, 0, 0, 0, 0, 0)
     mbarrier.arrive(q_full, count=1)
+
+
+@gluon.jit
+def _uniform(value):
+    """What every lane has, int32, told to the compiler: addresses and branches that hang on it are then worked out once a warp."""
+    return gl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [value], dtype=gl.int32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
@@ -326,7 +336,7 @@ def _produce_keys(
         for page in gl.static_range(PAGES):
             present = first_page + page <= last_page
             number = gl.load(table_ptr + first_page + page, mask=present, other=0)
-            rows = rows + (gl.where(present, number * PAGE_SIZE, num_rows),)  # past the pool TMA reads zeros
+            rows = rows + (_uniform(gl.where(present, number * PAGE_SIZE, num_rows)),)  # past the pool TMA reads zeros
 
         mbarrier.wait(k_empty.index(stage), phase ^ 1)
         mbarrier.expect(k_full.index(stage), TILE_BYTES)

@@ -38,10 +38,14 @@ def let_next_begin(PDL: tl.constexpr):
 
 
 @triton.jit
-def wait_for_inputs(PDL: tl.constexpr):
-    """Let the next kernel's programs come, and wait until all that was launched before this one has ended."""
+def wait_for_inputs(PDL: tl.constexpr, LET_NEXT_BEGIN: tl.constexpr = True):
+    """Let the next kernel's programs come, and wait until all that was launched before this one has ended.
+
+    Without ``LET_NEXT_BEGIN`` those come as programs of this one leave.
+    """
     if PDL:
-        cuda.gdc_launch_dependents()
+        if LET_NEXT_BEGIN:
+            cuda.gdc_launch_dependents()
         cuda.gdc_wait()
 
 

@@ -23,7 +23,7 @@ import triton.language as tl
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.attention.inputs import check_attention, comes_in_pairs, in_memory, refusal
 from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
-from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, let_next_begin, wait_for_inputs
 from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pairs_of_numbers, pool_numbers
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
@@ -31,7 +31,7 @@ _PROGRAMS = 512  # three or four for each multiprocessor of a large card: enough
 _LONGEST_SPLIT = 16_384  # keys of one program at most, so that one long sequence does not hold up a large batch
 _FIXED_SPLIT = 256  # keys of a fixed split, grown where the table would hold more than _FIXED_SPLITS of them
 _FIXED_SPLITS = 64
-_FEW_MERGED = 64  # (sequence, head)s; past them the kernels behind the merge come as it leaves: coming sooner, they cost more
+_FEW_MERGED = tl.constexpr(64)  # programs; behind a merge of more the next kernel comes as it leaves: coming sooner costs more
 _MERGED_AT_ONCE = 16  # splits that the merge kernel loads together
 
 
@@ -173,8 +173,7 @@ def _decode(
         _merge_kernel[(num_seqs * num_heads,)](
             partial_out, partial_lse, out, seq_lens, out.stride(0), out.stride(1), wanted, num_splits,
             NUM_HEADS=num_heads, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, **plan, BLOCK_N=tile["BLOCK_N"],
-            BLOCK_S=_MERGED_AT_ONCE, FEW=num_seqs * num_heads <= _FEW_MERGED, num_warps=2, num_stages=1,
-            **dependent_launch(device),
+            BLOCK_S=_MERGED_AT_ONCE, num_warps=2, num_stages=1, **dependent_launch(device),
         )  # fmt: skip
     return out
 
@@ -335,10 +334,11 @@ def _merge_kernel(
     MAX_KEYS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    FEW: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL, FEW)
+    if tl.num_programs(0) <= _FEW_MERGED:
+        let_next_begin(PDL)
+    wait_for_inputs(PDL, False)
     pair = tl.program_id(0).to(tl.int64)
     num_keys = tl.load(seq_lens_ptr + pair // NUM_HEADS)
     split_keys = _split_keys(num_keys, wanted, MIN_KEYS, MAX_KEYS, BLOCK_N)

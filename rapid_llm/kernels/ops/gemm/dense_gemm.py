@@ -21,6 +21,7 @@ from rapid_llm.kernels.ops.primitives.dependent_launch import (
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
+_HELD = 512  # bytes of the weight that a thread may have on their way to its registers
 _THREADS = 128  # of the fewest warps that multiply; each asks for one piece of the weight ahead
 _STREAMED_UP_TO = 64  # tokens; more are bound by arithmetic
 _ALIGNED = 16  # bytes
@@ -52,7 +53,9 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
         del tile["BLOCK_M"]
         _gemv_kernel[(triton.cdiv(n, block_n),)](
             x, weight, bias, out, weight.stride(0), n, k,
-            EVEN=n % block_n == 0 and even_k, K_TILES=triton.cdiv(k, tile["BLOCK_K"]), **tile, **dependent_launch(device),
+            EVEN=n % block_n == 0 and even_k, K_TILES=triton.cdiv(k, tile["BLOCK_K"]),
+            AT_ONCE=max(_HELD // (block_n * tile["BLOCK_K"] * weight.element_size() // (32 * tile["num_warps"])), 1),
+            **tile, **dependent_launch(device),
         )  # fmt: skip
         return out
     grid = (triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
@@ -85,6 +88,7 @@ def _gemv_kernel(
     k,
     EVEN: tl.constexpr,
     K_TILES: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
@@ -96,21 +100,34 @@ def _gemv_kernel(
     inside = (cols < n)[:, None]
     first = tl.load(weight_ptrs) if EVEN else tl.load(weight_ptrs, mask=inside & (inner < k)[None, :], other=0.0)
     wait_for_inputs(PDL)
-    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for tile in tl.static_range(K_TILES):  # unrolled: many reads of the weight are on their way at a time
-        places = tile * BLOCK_K + inner
-        if EVEN:
-            x = tl.load(x_ptr + places)
-            weight = first if tile == 0 else tl.load(weight_ptrs + tile * BLOCK_K)
-        else:
-            x = tl.load(x_ptr + places, mask=places < k, other=0.0)
-            inside_k = inside & (places < k)[None, :]
-            weight = first if tile == 0 else tl.load(weight_ptrs + tile * BLOCK_K, mask=inside_k, other=0.0)
-        acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
+    acc = first.to(tl.float32) * _row_of(x_ptr, inner, k, EVEN)
+    if K_TILES <= AT_ONCE + 1:  # unrolled, so that many reads of the weight are on their way at a time
+        for tile in tl.static_range(1, K_TILES):
+            acc = _add_products(acc, x_ptr, weight_ptrs, inside, tile * BLOCK_K, inner, k, EVEN)
+    else:
+        for tile in tl.range(1, K_TILES, loop_unroll_factor=AT_ONCE):
+            acc = _add_products(acc, x_ptr, weight_ptrs, inside, tile * BLOCK_K, inner, k, EVEN)
     result = tl.sum(acc, 1)
     if bias_ptr is not None:
         result += tl.load(bias_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
     tl.store(out_ptr + cols, result.to(out_ptr.dtype.element_ty), mask=cols < n)
+
+
+@triton.jit
+def _add_products(acc, x_ptr, weight_ptrs, inside, start, inner, k, EVEN: tl.constexpr):
+    """``acc`` [N, K] and the products of the tile at ``start``."""
+    if EVEN:
+        weight = tl.load(weight_ptrs + start)
+    else:
+        weight = tl.load(weight_ptrs + start, mask=inside & (start + inner < k)[None, :], other=0.0)
+    return acc + weight.to(tl.float32) * _row_of(x_ptr, start + inner, k, EVEN)
+
+
+@triton.jit
+def _row_of(x_ptr, places, k, EVEN: tl.constexpr):
+    """The token's numbers at some places, fp32 [1, K]; 0 past its end."""
+    x = tl.load(x_ptr + places) if EVEN else tl.load(x_ptr + places, mask=places < k, other=0.0)
+    return x.to(tl.float32)[None, :]
 
 
 @triton.jit(do_not_specialize=["num_tokens", "piece"])

@@ -25,7 +25,7 @@ QUERY_TILE = 128
 are a power of two: any other number takes about as long as the next one that is."""
 _FORGET = 0.9
 """Weight that an observation keeps when the next of its kind comes: the last ten or so count."""
-_DEVIATIONS = 6
+_DEVIATIONS = 5
 """How many times the mean error fits between what a step is expected to take and its bound. Four left a p99 of 15.4 ms at a bound
 of 15 on an H200."""
 _RIDGE = 1e-3

@@ -13,14 +13,16 @@ WATCHED = [(7 * i) % 256 for i in range(75)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=256, ignore_eos=True, logprobs=3, prompt_logprobs=1)
 
 
-def tiny(family, folder):
-    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+def tiny(family, folder, head_dim=64):
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim}
     return str(save_checkpoint(tiny_model(family, max_position_embeddings=512, **sizes), folder))
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=[("llama", 64), ("qwen3", 128)], ids=["llama", "qwen3"])
 def folder(request, tmp_path_factory):
-    return tiny(request.param, tmp_path_factory.mktemp("tiny"))
+    """Heads of 64 and of 128, for which other rows of attention may serve."""
+    family, head_dim = request.param
+    return tiny(family, tmp_path_factory.mktemp("tiny"), head_dim)
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])

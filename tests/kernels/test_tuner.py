@@ -195,6 +195,11 @@ def test_trials_end_with_their_block_and_an_unknown_op_is_refused():
 
 
 @pytest.mark.case("D1")
+def test_the_tiles_of_prefill_are_those_of_its_triton_row():
+    """The Gluon row has one tile, and its module takes none."""
+    assert tuner.native_row("flashattention2_nopad").name == "triton.flashattention2_nopad"
+
+
 def test_a_stored_tile_too_large_for_the_card_is_ignored_with_a_warning():
     device, sizes = device_info("rtx5090"), {"num_tokens": 4096, "n": 4096, "k": 4096}
     usual = choose_tiles("dense_gemm", device, "bfloat16", sizes, any_triton=True)

@@ -15,8 +15,8 @@ from tests.compile.launches import (
 )
 
 MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a loop; more is a tile too large
-# By row, where it is less. The producer's one warp has 56 registers, and keeps a few numbers of an item on the stack while it sends
-# for that item's pages; the consumers' loops spill nothing, which test_gluon_prefill.py looks at.
+# By row, where it is less. The producer's one warp has 56 registers, and keeps a few numbers of an item on the stack while it
+# sends for that item's pages; the consumers spill nothing, which test_gluon_prefill.py looks at.
 SPILLED = {"gluon.flashattention2_nopad": 144}
 # Kernels that may have more than one binary per tile over the token counts, with the reason.
 VARIANTS = {

@@ -271,7 +271,7 @@ def _produce(
 
 @gluon.jit
 def _uniform(value):
-    """What every lane has, int32, told to the compiler: addresses and branches that hang on it are then worked out once a warp."""
+    """What every lane has, int32, told to the compiler: addresses and branches that hang on it are worked out once a warp."""
     return gl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [value], dtype=gl.int32, is_pure=True, pack=1
     )
@@ -336,7 +336,8 @@ def _produce_keys(
         for page in gl.static_range(PAGES):
             present = first_page + page <= last_page
             number = gl.load(table_ptr + first_page + page, mask=present, other=0)
-            rows = rows + (_uniform(gl.where(present, number * PAGE_SIZE, num_rows)),)  # past the pool TMA reads zeros
+            # Past the pool TMA reads zeros.
+            rows = rows + (_uniform(gl.where(present, number * PAGE_SIZE, num_rows)),)  # type: ignore[assignment]  # noqa: RUF005
 
         mbarrier.wait(k_empty.index(stage), phase ^ 1)
         mbarrier.expect(k_full.index(stage), TILE_BYTES)

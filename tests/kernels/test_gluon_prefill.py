@@ -9,6 +9,8 @@ import torch
 
 from rapid_llm.errors import KernelInputError
 from rapid_llm.kernels.device import device_info, simulate_launches
+from rapid_llm.kernels.dispatcher.catalog import catalog
+from rapid_llm.kernels.verify.runner import case_maker
 from tests.kernels.kv_pools import int32
 
 pytest.importorskip("triton", reason="the row's module imports Triton")
@@ -142,6 +144,26 @@ def test_nothing_to_attend_launches_nothing(changes, calls):
     given = arguments(**changes)
     assert calls.op(**given) is given["out"]
     assert not calls.made
+
+
+def test_the_cases_that_make_its_evidence_reach_the_kernel_itself(calls):
+    """What it hands on would pass by the Triton row's work."""
+    contract = catalog().contract("flashattention2_nopad")
+    [row] = [row for row in catalog().rows[contract.op] if row.name.startswith("gluon.")]
+    reached = set()
+    for dtype in row.dtypes:
+        for sizes in (sizes for sizes in contract.sweep if all(limit.allows(sizes[name]) for name, limit in row.limits.items())):
+            make = case_maker(catalog(), contract.op)
+            calls.made.clear()
+            calls.op(**make(sizes, getattr(torch, dtype), torch.device("cpu"), torch.Generator().manual_seed(0), None).arguments)
+            reached |= {(dtype, sizes["page_size"], sizes["kv_len"] > 1024) for row, _ in calls.made if row == "gluon"}
+    assert reached >= {
+        ("bfloat16", 16, False),
+        ("bfloat16", 16, True),  # of more keys than a split has at least
+        ("bfloat16", 128, False),
+        ("float16", 8, True),
+        ("float16", 64, False),
+    }
 
 
 MISREAD = [

@@ -13,14 +13,17 @@ import torch
 from rapid_llm.kernels.device import known_devices
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import load_target
+from rapid_llm.kernels.dispatcher.ranking import missing_packages
 from rapid_llm.kernels.testing.compile_only import compile_only
 from rapid_llm.kernels.verify.runner import case_maker
 
 NATIVE_ROWS = [row for row in catalog().all_rows() if "triton" in row.requires.packages]
 _SHARE = {"bfloat16": slice(None), "float16": slice(1, None, 3), "float32": slice(2, None, 3)}
 MOE_GROUPS = (("fused_moe_fp8", 0), ("fused_moe_w8a16", 0), ("fused_moe_w4a16", 128))  # and the group of their defaults
-# Paths of a kernel that its contract's sweep is too small for: a row wider than a tile, the widest tiles of a product.
+# By op or by row, paths of a kernel that its contract's sweep is too small for: a row wider than a tile, the widest tiles of a
+# product; of the Gluon row, whose kernel takes dense rows only, every page size.
 BEYOND_THE_SWEEP = {
+    "gluon.flashattention2_nopad": tuple({"page_size": size} for size in (8, 16, 32, 64, 128)),
     "rms_norm": ({"d": 20_480},),
     "add_rms_norm": ({"d": 20_480},),
     "w8a16_gemm": ({"num_tokens": 4096}, {"num_tokens": 4096, "group": 128}, {"num_tokens": 64, "group": 1024}),
@@ -45,6 +48,14 @@ SCALARS = {"eps": 1e-6, "sm_scale": 0.125}
 each_native_row = pytest.mark.parametrize("row", NATIVE_ROWS, ids=lambda row: row.name)
 
 
+def why_not_compiled(row, device):
+    """Why the row is compiled for no such device, or not by the Triton that is installed; "" where it is."""
+    unmet = row.requires.unmet(device) + missing_packages(row)
+    if device.name not in catalog().contract(row.op).devices:
+        unmet.append(f"{row.op} is not made for {device.name}")
+    return "; ".join(unmet)
+
+
 def counts_of(row):
     """Names of the sizes of the row's op that change from step to step."""
     contract = catalog().contract(row.op)
@@ -67,7 +78,8 @@ def compiled_sweep(row, device, dtype, every=1):
     with compile_only(device) as record:
         for sizes in _share_of(sweep, device, every):
             load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))
-        for sizes in _share_of(BEYOND_THE_SWEEP.get(row.op, ()), device, every):
+        beyond = (*BEYOND_THE_SWEEP.get(row.op, ()), *BEYOND_THE_SWEEP.get(row.name, ()))
+        for sizes in _share_of(beyond, device, every):
             load_target(row)(**plain_arguments(row, contract, {**contract.defaults, **sizes}, dtype))
         for sizes in sweep:  # the share may have been of points without work, which launch nothing
             if record.launches:

@@ -5,9 +5,19 @@ import pytest
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.ops.tile_policy import forget_tiles
 from rapid_llm.kernels.testing.hazards import store_load_hazards
-from tests.compile.launches import NATIVE_ROWS, compiled_call, compiled_sweep, counts_of, each_native_row
+from tests.compile.launches import (
+    NATIVE_ROWS,
+    compiled_call,
+    compiled_sweep,
+    counts_of,
+    each_native_row,
+    why_not_compiled,
+)
 
 MAX_SPILLED = 256  # bytes of a thread's stack: some values that live across a loop; more is a tile too large
+# By row, where it is less. The producer's one warp has 56 registers, and keeps a few numbers of an item on the stack while it
+# sends for that item's pages; the consumers spill nothing, which test_gluon_prefill.py looks at.
+SPILLED = {"gluon.flashattention2_nopad": 144}
 # Kernels that may have more than one binary per tile over the token counts, with the reason.
 VARIANTS = {
     "_grouped_product_kernel": 4,  # gate and up or down, of pairs that are sorted or not
@@ -39,28 +49,25 @@ LEAST_BITS = {
 TOKEN_COUNTS = (1, 2, 3, 15, 16, 17, 31, 32, 48, 64)
 
 
-def _serves(row, device):
-    return not row.requires.unmet(device) and device.name in catalog().contract(row.op).devices
-
-
 def _skip_unless_served(row, device):
-    if not _serves(row, device):
-        pytest.skip(f"{row.name} does not claim {device.name}")
+    if why_not := why_not_compiled(row, device):
+        pytest.skip(f"{row.name} {why_not}")
 
 
 @pytest.mark.case("D1")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @each_native_row
 def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated, every, skip_unless_its_turn):
-    if dtype not in row.dtypes or not _serves(row, simulated):
-        pytest.skip(f"{row.name} does not claim {dtype} on {simulated.name}")
+    _skip_unless_served(row, simulated)
+    if dtype not in row.dtypes:
+        pytest.skip(f"{row.name} does not serve {dtype}")
     if dtype != "bfloat16":  # what models run in is compiled for every device
         skip_unless_its_turn(("float16", "float32").index(dtype))
 
     record = compiled_sweep(row, simulated, dtype, every)
 
     assert record.launches
-    record.check(max_spilled=MAX_SPILLED)
+    record.check(max_spilled=SPILLED.get(row.name, MAX_SPILLED))
     for launch in record.launches:
         assert launch.cubin, launch.kernel
         assert simulated.native_fp8 or ".e4m3" not in launch.ptx, f"{launch.kernel} names e4m3 below sm89"

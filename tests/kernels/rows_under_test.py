@@ -1,7 +1,7 @@
 """The rows that this machine can run, each as a callable with the op's signature, and the contract's sweep run over one.
 
 Where TRITON_INTERPRET=1 and there is no GPU, these are the Triton rows too: on CPU tensors, in the interpreter, under the
-sanitizer. Gluon has no interpreter, so its rows run where there is a GPU that they serve.
+sanitizer. Gluon has no interpreter, so its rows run where there are a GPU and a Triton that they serve.
 """
 
 import os
@@ -14,8 +14,8 @@ import torch
 from rapid_llm.kernels.device import current_device
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import load_target
+from rapid_llm.kernels.dispatcher.ranking import missing_packages
 from rapid_llm.kernels.ops.interfaces import KernelSpec
-from rapid_llm.kernels.provenance import is_installed
 from rapid_llm.kernels.verify.case import compare
 from rapid_llm.kernels.verify.runner import case_maker
 
@@ -48,9 +48,7 @@ def each_row_of(op):
 
 
 def _runs_here(spec):
-    if not all(is_installed(package) for package in spec.requires.packages):
-        return False
-    return _is_interpreted(spec) or not spec.requires.unmet(current_device())
+    return not missing_packages(spec) and (_is_interpreted(spec) or not spec.requires.unmet(current_device()))
 
 
 def _is_interpreted(spec):
@@ -68,7 +66,7 @@ def broken_cases(row, device):
     An interpreted row has each case in one of its dtypes, by turns: all of them in each is what a GPU's evidence is made of.
     """
     contract, maker = catalog().contract(row.spec.op), case_maker(catalog(), row.spec.op)
-    interpreted = "triton" in row.spec.requires.packages and device.type == "cpu"
+    interpreted = _is_interpreted(row.spec)
     broken = []
     for turn, sizes in enumerate(contract.sweep):
         for number, hard in enumerate((None, *contract.hard)):

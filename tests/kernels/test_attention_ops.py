@@ -177,6 +177,40 @@ def test_keys_may_be_split_among_any_number_of_programs(flashattention2_nopad, p
     assert_attended(prefill(flashattention2_nopad, keys, q, q_lens), prefill(reference.flashattention2_nopad, keys, q, q_lens))
 
 
+@each_native_row_of("flashattention2_nopad")
+@pytest.mark.parametrize(
+    ("page_size", "dtype", "split"),
+    [
+        pytest.param(16, torch.bfloat16, False, id="16-bf16-whole"),
+        *(pytest.param(size, torch.bfloat16, True, id=f"{size}-bf16-split") for size in (8, 16, 128)),
+        *(pytest.param(size, torch.float16, True, id=f"{size}-fp16-split") for size in (32, 64)),
+    ],
+)
+def test_heads_of_128_in_16_bits_are_attended_in_pages_of_any_size(
+    flashattention2_nopad, page_size, dtype, split, device, monkeypatch
+):
+    """What the Gluon row's own kernel takes: queries that lie among keys and values, some rows of nobody before and behind."""
+    if split:
+        monkeypatch.setattr(prefill_plan(), "_PROGRAMS", 64)
+        monkeypatch.setattr(prefill_plan(), "_SHORTEST_SPLIT", 1)
+    keys, q_lens, lead = PagedKeys([300, 70, 1, 140], 2, 128, device, dtype, page_size), [140, 3, 0, 140], 5
+    packed = torch.full((lead + sum(q_lens) + 7, 4 + 2 * 2, 128), float("nan"), dtype=dtype, device=device)
+    q, out = packed[:, :4], torch.full((len(packed), 4, 128), 7.0, dtype=dtype, device=device)
+    attended = slice(lead, lead + sum(q_lens))
+    q[attended] = queries(sum(q_lens), 4, 128, device, dtype)
+    expected = prefill(reference.flashattention2_nopad, keys, q[attended], q_lens)
+    bounds = int32([lead, *(lead + torch.tensor(q_lens).cumsum(0)).tolist()], device)
+
+    flashattention2_nopad(
+        q, **keys.arguments(), cu_seqlens_q=bounds, seq_lens=int32(keys.lengths, device), sm_scale=128**-0.5, out=out,
+        max_seqlen_q=max(q_lens),
+    )  # fmt: skip
+
+    assert_attended(out[attended], expected)
+    assert (out[:lead] == 7.0).all()
+    assert (out[attended.stop :] == 7.0).all()
+
+
 @each_row_of("flashattention2_nopad")
 def test_a_sequence_without_queries_is_skipped_and_padding_rows_keep_what_they_hold(flashattention2_nopad, device):
     keys = PagedKeys([5, 7, 0, 4], 1, 64, device)
@@ -493,6 +527,8 @@ def test_decode_reads_seventy_thousand_cached_tokens_through_a_strided_view(flas
 @pytest.mark.case("B1")
 @each_native_row_of("flashattention2_nopad")
 def test_a_prefill_of_more_sequences_and_heads_than_an_axis_counts_is_one_axis(flashattention2_nopad, device, monkeypatch):
+    if flashattention2_nopad.spec.name.startswith("gluon."):
+        pytest.skip("Gluon's lanes are those of a whole warp, which looks at 32 bounds or more together")
     monkeypatch.setattr(prefill_plan(), "_SEQS", 2)
     keys = PagedKeys([150, 0, 9, 20, 0, 3, 40], 1, 64, device)
     q_lens = [140, 0, 9, 5, 0, 0, 33]

@@ -139,6 +139,16 @@ def test_a_triton_row_is_told_with_its_tiles_and_their_source(world, monkeypatch
     assert "from heuristic:PRE_HOPPER" in told.to_text()
 
 
+def test_the_tiles_of_an_op_are_not_told_of_a_gluon_row_which_has_its_own(world, monkeypatch):
+    monkeypatch.setattr("rapid_llm.kernels.dispatcher.explain.tiled_ops", lambda: ("double",))
+    world.passed(world.row("gluon.double", requires=CapabilityRequirement(packages=("triton",), min_sm=80)), device="h200")
+
+    told = explain("double", device=device_info("l40s"), here=False)
+
+    assert told.chosen == "gluon.double"
+    assert told.tiles is None
+
+
 def test_what_serves_is_told_as_the_layers_asked(world):
     world.passed(world.row("native.double"))
     world.row("small.double", limits={"num_tokens": Limit(high=64)})

@@ -76,11 +76,12 @@ def test_a_second_search_replaces_the_first_and_leaves_the_others(clock):
 @needs_interpreter
 def test_a_recheck_tries_the_kept_tile_beside_the_heuristics_even_if_the_kernel_was_edited(clock, monkeypatch):
     [found] = tuner.tune_op("swiglu", CPU, "float32", [SMALL])
-    tuner.store_tiles(CPU, [dataclasses.replace(found, entry=found.entry | {"source_hash": "of yesterday"})])
     usual = choose_tiles("swiglu", CPU, "float32", SMALL).tile
+    tuner.store_tiles(CPU, [dataclasses.replace(found, entry=found.entry | {"source_hash": "of yesterday"})])
     clock.clear()
 
-    [again] = tuner.tune_op("swiglu", CPU, "float32", [SMALL], recheck=True)
+    with pytest.warns(UserWarning, match="stale: tuned on source of yesterday"):
+        [again] = tuner.tune_op("swiglu", CPU, "float32", [SMALL], recheck=True)
 
     assert clock == [usual, Tile(**found.entry["tile"])]
     assert (again.entry["tile"], again.entry["source_hash"]) == (found.entry["tile"], found.entry["source_hash"])
@@ -195,6 +196,11 @@ def test_trials_end_with_their_block_and_an_unknown_op_is_refused():
 
 
 @pytest.mark.case("D1")
+def test_the_tiles_of_prefill_are_those_of_its_triton_row():
+    """The Gluon row has one tile, and its module takes none."""
+    assert tuner.native_row("flashattention2_nopad").name == "triton.flashattention2_nopad"
+
+
 def test_a_stored_tile_too_large_for_the_card_is_ignored_with_a_warning():
     device, sizes = device_info("rtx5090"), {"num_tokens": 4096, "n": 4096, "k": 4096}
     usual = choose_tiles("dense_gemm", device, "bfloat16", sizes, any_triton=True)

@@ -9,8 +9,10 @@ import torch
 from rapid_llm.entrypoints import kernels_cli
 from rapid_llm.errors import ConfigError, NoKernelError
 from rapid_llm.kernels.device import device_info
+from rapid_llm.kernels.dispatcher import ranking
 from rapid_llm.kernels.dispatcher.dispatch import choose, dispatch
 from rapid_llm.kernels.dispatcher.evidence import load_records
+from rapid_llm.kernels.measure.tuner import is_verified_here
 from rapid_llm.kernels.ops.interfaces import CapabilityRequirement, Limit
 from rapid_llm.kernels.provenance import source_hash
 from rapid_llm.kernels.verify.case import Case, Check, compare
@@ -135,6 +137,18 @@ def test_a_row_that_cannot_run_here_is_skipped_with_the_reason_and_leaves_no_rec
     assert told in result.skipped[0]
     assert not result.passed
     assert load_records() == ()
+
+
+def test_a_row_of_another_triton_is_skipped_and_does_not_fail(world, monkeypatch):
+    monkeypatch.setattr(ranking, "is_installed", lambda _: True)
+    monkeypatch.setattr(ranking, "triton_minor", lambda: "3.9")
+    world.row("gluon.double", requires=CapabilityRequirement(device_types=("cpu",), packages=("triton",), max_triton=(3, 6)))
+
+    (result,) = verify(None, CPU)
+
+    assert result.skipped == ("needs Triton 3.6 or earlier, 3.9 is installed",)
+    assert load_records() == ()
+    assert is_verified_here("double", CPU)  # so that the tiles of the op's other rows can be searched
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def _judge(row: KernelSpec, question: Question, contract: Contract, records: tup
     evidence = evidence_for(row, question.device, triton=triton, here=question.here, records=records)
     reasons = [
         *row.requires.unmet(question.device),
-        *(_missing_packages(row, triton) if question.here else ()),
+        *(missing_packages(row) if question.here else ()),
         *_dtype_and_phase(row, question, contract),
         *_sizes(row, question.sizes, contract),
         *(["calls a library, whose sums may change with the batch"] if question.batch_invariant and row.library else []),
@@ -107,7 +107,9 @@ def _judge(row: KernelSpec, question: Question, contract: Contract, records: tup
     )
 
 
-def _missing_packages(row: KernelSpec, triton: str | None) -> list[str]:
+def missing_packages(row: KernelSpec) -> list[str]:
+    """Every package of the row that is not installed here, and a Triton that it does not support; empty where it has all."""
+    triton = triton_minor() if "triton" in row.requires.packages else None
     reasons = [f"package {package} is not installed" for package in row.requires.packages if not is_installed(package)]
     version = tuple(int(part) for part in triton.split(".")) if triton else None
     low, high = row.requires.min_triton, row.requires.max_triton

@@ -19,7 +19,7 @@ from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.dispatcher.dispatch import forget_choices, load_target
 from rapid_llm.kernels.dispatcher.evidence import evidence_for, latency_key, load_records, record_latencies
-from rapid_llm.kernels.dispatcher.ranking import Question, rank
+from rapid_llm.kernels.dispatcher.ranking import Question, missing_packages, rank
 from rapid_llm.kernels.measure.candidates import candidates
 from rapid_llm.kernels.measure.serving import tuning_sizes
 from rapid_llm.kernels.measure.timer import Timing, measure
@@ -36,7 +36,7 @@ from rapid_llm.kernels.ops.tile_policy import (
     tiled_ops,
     tiles_by,
 )
-from rapid_llm.kernels.provenance import is_installed, source_hash, triton_minor
+from rapid_llm.kernels.provenance import source_hash, triton_minor
 from rapid_llm.kernels.store import read_stores, user_folder, write_user_store
 
 _WORTH = 0.98  # a tile must be this much faster than the heuristic's to be stored: less is noise
@@ -124,7 +124,7 @@ def is_verified_here(op: str, device: DeviceInfo) -> bool:
     """Whether every row of ``op`` that this machine can launch, fallback rows aside, has passed here."""
     records, triton = load_records(), triton_minor()
     rows = [row for row in catalog().rows[op] if not row.fallback and not row.requires.unmet(device)]
-    launchable = [row for row in rows if all(is_installed(package) for package in row.requires.packages)]
+    launchable = [row for row in rows if not missing_packages(row)]
     states = [evidence_for(row, device, triton=triton, here=True, records=records).state for row in launchable]
     return all(state == "verified_here" for state in states)
 

@@ -18,8 +18,9 @@ from rapid_llm.kernels.device import DeviceInfo, current_device
 from rapid_llm.kernels.dispatcher import catalog as catalogs
 from rapid_llm.kernels.dispatcher.dispatch import forget_choices, load_target
 from rapid_llm.kernels.dispatcher.evidence import EvidenceRecord, record_run
+from rapid_llm.kernels.dispatcher.ranking import missing_packages
 from rapid_llm.kernels.ops.interfaces import Contract, KernelSpec, Sizes
-from rapid_llm.kernels.provenance import is_installed, source_hash, toolchain
+from rapid_llm.kernels.provenance import source_hash, toolchain
 from rapid_llm.kernels.verify.case import Case, CaseMaker, compare
 
 _SEED = 20_261_129
@@ -112,8 +113,7 @@ def case_maker(catalog: catalogs.Catalog, op: str) -> CaseMaker:
 
 def run_row(row: KernelSpec, contract: Contract, maker: CaseMaker, device: DeviceInfo) -> VerifyResult:
     """Run one row over everything its contract sweeps and its limits allow. Writes nothing."""
-    missing = [f"package {package} is not installed" for package in row.requires.packages if not is_installed(package)]
-    skipped = (*row.requires.unmet(device), *missing)
+    skipped = (*row.requires.unmet(device), *missing_packages(row))
     if skipped:
         return VerifyResult(row.op, row.name, device.name, skipped=skipped)
     started = time.perf_counter()

@@ -337,7 +337,7 @@ def _produce_keys(
             present = first_page + page <= last_page
             number = gl.load(table_ptr + first_page + page, mask=present, other=0)
             row = _uniform(gl.where(present, number * PAGE_SIZE, num_rows))  # past the pool TMA reads zeros
-            rows = rows + (row,)  # noqa: RUF005 - a kernel cannot unpack
+            rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005 - a kernel cannot unpack
 
         mbarrier.wait(k_empty.index(stage), phase ^ 1)
         mbarrier.expect(k_full.index(stage), TILE_BYTES)

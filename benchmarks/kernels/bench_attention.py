@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels.bench_attention [--quick] [--op OP] [--peers FOLDER] [--compile]
 
-Decode sweeps batch and context at several head counts, pages of 16 and of 1, and a fragmented pool; prefill sweeps prompts alone,
-packed, and chunks behind a cached prefix; some of each over pools of e4m3. torch's own kernels get K and V packed in advance,
-which spares them the page table.
+Decode sweeps batch and context at several head counts, pages of 16, of 1 and of 64, and a fragmented pool; prefill sweeps prompts
+alone, packed, and chunks behind a cached prefix; some of each over pools of e4m3. torch's own kernels get K and V packed in
+advance, which spares them the page table.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _LONGEST_MASK = 8192  # of flex_attention: building a longer mask takes longer t
 
 def _cells() -> list[Cell]:
     decode = [(32, 8, 128, batch, keys, 16) for batch in (1, 8, 64, 256) for keys in (128, 1024, 8192, 32_768)]
-    decode += [(32, 8, 128, batch, keys, 1) for batch in (1, 64, 256) for keys in (1024, 8192)]
+    decode += [(32, 8, 128, batch, keys, page) for page in (1, 64) for batch in (1, 64, 256) for keys in (1024, 8192)]
     few_kv, few_heads = (32, 4, 128), (16, 8, 128)
     decode += [(*heads, batch, keys, 16) for heads in (few_heads, few_kv) for batch in (1, 64) for keys in (1024, 8192)]
     decode += [(*heads, batch, 1024, 16) for heads in ((64, 8, 128), (9, 3, 64)) for batch in (1, 64)]

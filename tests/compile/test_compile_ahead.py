@@ -38,7 +38,7 @@ def test_a_rehearsal_without_memory_names_each_binary_once():
 
 
 def draw(device):
-    """A launch of three kernels that share functions, and those functions constants."""
+    """A launch of four kernels that share functions, and those functions constants."""
     logits = torch.empty((1, 4096), dtype=torch.bfloat16, device=device)
     floats, ints = torch.empty(1, device=device), torch.empty(1, dtype=torch.int32, device=device)
     sample(logits, floats, ints, floats, floats, ints.long(), ints, out_ids=torch.empty_like(ints))
@@ -57,7 +57,7 @@ def test_another_process_compiles_them_in_any_order_under_the_names_of_their_lau
         draw("meta")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         names = list(pool.map(name_in_cache, kernels[::-1]))
-    assert len(names) == 3
+    assert len(names) == 4
     assert sorted(names) == sorted(launch.variant for launch in record.launches)
 
 

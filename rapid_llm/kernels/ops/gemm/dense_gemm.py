@@ -33,7 +33,8 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
 
     Args:
         x: [num_tokens, k], fp32 | bf16 | fp16; inner stride 1, row stride free.
-        weight: [n, k], same dtype; any strides.
+        weight: [n, k], same dtype; any strides. From sm90 on it may be read before the kernel launched last has ended, so it is
+            not what that one writes.
         out: [num_tokens, n], same dtype and device, apart from x; inner stride 1, row stride free.
         bias: [n], same dtype, stride 1; or None.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.

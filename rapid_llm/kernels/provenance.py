@@ -54,7 +54,11 @@ def source_hash(target: str, *, find: SourceFinder | None = None) -> str:
     Raises: ConfigError when the module, or a CUDA source that it names, has no file.
     """
     module = target.partition(":")[0]
-    found = _hash_module(module, find) if find is not None else _hash_file(module, _stamp(find_source(module)))
+    if find is not None:
+        found = _hash_module(module, find)
+    else:
+        path = find_source(module)
+        found = _hash_file(module, path, _stamp(path))
     if not found.cuda_sources:
         return found.trees
     # Read anew each time: the cache goes by the module's file, and an edit of the source leaves that as it was.
@@ -87,9 +91,9 @@ def _stamp(path: Path | None) -> int:
 
 
 @cache
-def _hash_file(module: str, stamp: int) -> _Hashed:
+def _hash_file(module: str, path: Path | None, stamp: int) -> _Hashed:
     """Cached by the module's modification time: tests, and editors, rewrite kernels within one process."""
-    name = str(find_source(module))  # of the file: installations that share a data folder each have their own
+    name = str(path)  # not the module's: installations that share a data folder have hashes of their own
     kept = _kept_hashes().get(name, {})
     with contextlib.suppress(KeyError, TypeError, OSError):  # none, of another version, or of a file that is gone
         if kept["files"] == [_stamps(file) for file, *_ in kept["files"]]:

@@ -70,11 +70,7 @@ def compiled_sweep(row, device, dtype, every=1):
     float32 take every third point of it, other ones each. Of those, every ``every``-th is compiled, other ones for each device.
     """
     contract = catalog().contract(row.op)
-    sweep = [
-        sizes
-        for sizes in contract.sweep[_SHARE[dtype]]
-        if all(limit.allows(sizes[name]) for name, limit in row.limits.items() if name in sizes)
-    ]
+    sweep = [sizes for sizes in contract.sweep[_SHARE[dtype]] if row.allows(sizes)]
     with compile_only(device) as record:
         for sizes in _share_of(sweep, device, every):
             load_target(row)(**_case_arguments(row.op, dtype, tuple(sizes.items())))

@@ -21,12 +21,14 @@ from rapid_llm.kernels.ops.tile_policy import (
     choose_tiles,
     fits,
     forget_tiles,
+    kept_tiles,
     resolve_tiles,
     stored_sizes,
     tiled_ops,
     tiles_by,
 )
 from rapid_llm.kernels.provenance import is_installed
+from rapid_llm.kernels.store import write_user_store
 
 CPU = device_info("cpu")
 SMALL = {"num_tokens": 3, "d": 512}
@@ -88,6 +90,14 @@ def test_a_recheck_tries_the_kept_tile_beside_the_heuristics_even_if_the_kernel_
     clock.clear()
     list(tuner.tune_op("swiglu", CPU, "float32", [{"num_tokens": 300, "d": 512}], recheck=True))
     assert len(clock) > 2, "a bucket without a kept tile is searched"
+    forget_tiles()
+
+
+def test_a_malformed_entry_of_a_bucket_does_not_cost_a_recheck_the_others():
+    entry = {"op": "swiglu", "dtype": "float32", "bucket": "d=512,num_tokens=4"}
+    tiles = [{"BLOCK_N": 3}, None, {"BLOCK_N": 512, "num_warps": 2}]
+    write_user_store("tuned", "cpu", [entry | {"tile": tile} for tile in tiles])
+    assert kept_tiles("swiglu", "cpu", "float32", entry["bucket"]) == [Tile(BLOCK_N=512, num_warps=2)]
     forget_tiles()
 
 

@@ -160,8 +160,10 @@ def _sizes_asked(op: str, function: Callable[..., Any], device: DeviceInfo, dtyp
 def _to_try(op: str, device: DeviceInfo, dtype: str, bucket: str, sizes: Sizes, recheck: bool) -> list[Tile]:
     """The tiles of a search, the heuristic's first."""
     declared = candidates(op, device, dtype, sizes)
+    if not recheck:
+        return declared
     kept = [tile for tile in kept_tiles(op, device.name, dtype, bucket) if fits(op, tile, device, dtype, sizes)]
-    return list(dict.fromkeys([declared[0], *kept])) if recheck and kept else declared
+    return list(dict.fromkeys([declared[0], *kept])) if kept else declared
 
 
 def _tune_bucket(

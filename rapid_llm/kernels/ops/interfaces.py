@@ -109,6 +109,10 @@ class KernelSpec:
     library: bool = False
     prepare: str = ""
 
+    def allows(self, sizes: Sizes) -> bool:
+        """Whether every size that is named here and has a limit is within it."""
+        return all(limit.allows(sizes[name]) for name, limit in self.limits.items() if name in sizes)
+
 
 @dataclass(frozen=True)
 class TensorArg:

@@ -191,12 +191,11 @@ def _choose(
 
 def kept_tiles(op: str, device: str, dtype: str, bucket: str) -> list[Tile]:
     """Tiles that the stores hold for a bucket, of whatever version of the kernel and of Triton: where a search may begin."""
-    entries = [entry for store in read_stores("tuned") if store.device == device for entry in store.entries]
-    wanted = (op, dtype, bucket)
-    matching = [entry for entry in entries if tuple(entry.get(name) for name in ("op", "dtype", "bucket")) == wanted]
-    with suppress(KeyError, TypeError, ConfigError):  # a malformed entry is warned of where it would be served
-        return [_read_tile(entry["tile"]) for entry in matching]
-    return []
+    tiles = []
+    for _, entry in _entries(op, device, dtype, bucket):
+        with suppress(KeyError, TypeError, AttributeError, ConfigError):  # malformed: it is warned of where it would be served
+            tiles.append(_read_tile(entry["tile"]))
+    return tiles
 
 
 def forget_tiles() -> None:
@@ -243,21 +242,23 @@ ENTRY_FIELDS = frozenset(("op", "bucket", "dtype", "target", "source_hash", "tri
 def _stored(
     op: str, device: DeviceInfo, dtype: str, sizes: Sizes, block_k_multiple: int, triton: str | None
 ) -> TileChoice | None:
-    key = f"{dtype} {shape_bucket(stored_sizes(op, sizes))}"
-    for store in read_stores("tuned"):
-        if store.device != device.name:
+    for store, entry in _entries(op, device.name, dtype, shape_bucket(stored_sizes(op, sizes))):
+        tile = _usable(entry, store, triton)
+        if tile is None or not _is_multiple(tile, block_k_multiple):
             continue
-        for entry in store.entries:
-            if entry.get("op") != op or f"{entry.get('dtype')} {entry.get('bucket')}" != key:
-                continue
-            tile = _usable(entry, store, triton)
-            if tile is None or not _is_multiple(tile, block_k_multiple):
-                continue
-            if not fits(op, tile, device, dtype, sizes):
-                _ignore(store, op, f"too large for the shared memory of {device.name}")
-                continue
-            return TileChoice(tile, f"store:{store.origin}")
+        if not fits(op, tile, device, dtype, sizes):
+            _ignore(store, op, f"too large for the shared memory of {device.name}")
+            continue
+        return TileChoice(tile, f"store:{store.origin}")
     return None
+
+
+def _entries(op: str, device: str, dtype: str, bucket: str) -> Iterator[tuple[StoreFile, Mapping[str, Any]]]:
+    """The entries of a bucket, the user's first, each with its store; what else they hold is not looked at."""
+    wanted = {"op": op, "dtype": dtype, "bucket": bucket}
+    for store in read_stores("tuned"):
+        if store.device == device:
+            yield from ((store, entry) for entry in store.entries if all(entry.get(name) == wanted[name] for name in wanted))
 
 
 def _usable(entry: Mapping[str, Any], store: StoreFile, triton: str | None) -> Tile | None:

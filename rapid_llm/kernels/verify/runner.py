@@ -140,7 +140,7 @@ def _plan(row: KernelSpec, contract: Contract) -> Iterator[_Point]:
     """Dtype, sizes and hard input of every case, in a fixed order."""
     for dtype in (dtype for dtype in contract.dtypes if dtype in row.dtypes):
         for sizes in contract.sweep:
-            if all(limit.allows(sizes[name]) for name, limit in row.limits.items() if name in sizes):
+            if row.allows(sizes):
                 for hard in (None, *contract.hard):
                     yield dtype, sizes, hard
 

@@ -40,7 +40,6 @@ _HEAD_DIM = 128
 _HALF = 64  # elements in the 128 bytes of a row that TMA swizzles
 _STAGES = 2  # of keys and of values
 _REGISTERS = (224, 56)  # of a thread of the second consumer and of the producer; the first consumer keeps the rest of 504
-_WIDE_STORES = True  # of 16 bytes; takes 4 KB of shared memory
 _PAGES = (8, 128)  # rows of a page: a swizzled box, a tile of keys
 _MULTIPROCESSORS = 132  # of an H200, for which a CPU compiles
 _FIELDS = gl.constexpr(8)
@@ -89,7 +88,7 @@ def flashattention2_nopad(
         v_pool.stride(0), out.stride(0), out.stride(1), page_table.stride(0),
         num_seqs, k_pool.shape[0], plan.wanted, plan.num_items, sm_scale * math.log2(math.e),
         NUM_HEADS=num_heads, GROUP=num_heads // k_pool.shape[1], HALF=_HALF, PAGE_SIZE=page_size,
-        STAGES=_STAGES, WIDE_STORES=_WIDE_STORES, CONSUMER=_REGISTERS[0], PRODUCER=_REGISTERS[1], **plan.constants, num_warps=4,
+        STAGES=_STAGES, CONSUMER=_REGISTERS[0], PRODUCER=_REGISTERS[1], **plan.constants, num_warps=4,
     )  # fmt: skip
     merge_splits(plan, out, cu_seqlens_q, seq_lens)
     return out
@@ -156,7 +155,6 @@ def _flashattention2_nopad_kernel(
     HALF: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
     STAGES: gl.constexpr,
-    WIDE_STORES: gl.constexpr,
     CONSUMER: gl.constexpr,
     PRODUCER: gl.constexpr,
     SEQS: gl.constexpr,
@@ -193,8 +191,8 @@ def _flashattention2_nopad_kernel(
     sizes = (v_stride, table_stride, num_seqs, num_rows, wanted, num_items)
     gl.warp_specialize(
         [
-            (_consume, (memory, results, scale_log2, gl.constexpr(0), HALF, STAGES, WIDE_STORES, BLOCK_M, BLOCK_N)),
-            (_consume, (memory, results, scale_log2, gl.constexpr(1), HALF, STAGES, WIDE_STORES, BLOCK_M, BLOCK_N)),
+            (_consume, (memory, results, scale_log2, gl.constexpr(0), HALF, STAGES, BLOCK_M, BLOCK_N)),
+            (_consume, (memory, results, scale_log2, gl.constexpr(1), HALF, STAGES, BLOCK_M, BLOCK_N)),
             (_produce, (memory, sources, sizes, NUM_HEADS, GROUP, HALF, PAGE_SIZE, STAGES, SEQS, SHORTEST, BLOCK_M, BLOCK_N)),
         ],
         [4, 1],
@@ -403,7 +401,6 @@ def _consume(
     PART: gl.constexpr,
     HALF: gl.constexpr,
     STAGES: gl.constexpr,
-    WIDE_STORES: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
 ):
@@ -418,17 +415,13 @@ def _consume(
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)
     SCORE_ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     RESULT_ROWS: gl.constexpr = gl.SliceLayout(1, RESULT)
-    # Of a row's four threads each stores 16 bytes at a time, after an exchange among them.
-    STORED: gl.constexpr = (
-        gl.DistributedLinearLayout(
-            [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]],
-            [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-            [[16, 0], [32, 0]],
-            [],
-            [64, 128],
-        )
-        if WIDE_STORES
-        else RESULT
+    # Of a row's four threads each stores 16 bytes at a time, after an exchange among them through 4 KB of shared memory.
+    STORED: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, 128],
     )
     EVERY_FIELD: gl.constexpr = gl.BlockedLayout([_FIELDS], [32], [4], [0])
     q = q_s.index(PART)

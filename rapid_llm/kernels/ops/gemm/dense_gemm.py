@@ -12,10 +12,10 @@ import triton.language as tl
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.gemm.inputs import check_dense_gemm
 from rapid_llm.kernels.ops.primitives.dependent_launch import (
-    MOST_AHEAD,
     ask_ahead,
     dependent_launch,
     let_next_begin,
+    piece_ahead,
     wait_for_inputs,
 )
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
@@ -24,7 +24,6 @@ _GROUP_M = 8  # token tiles whose programs run one after another before the next
 _HELD = 512  # bytes of the weight that a thread may have on their way to its registers
 _THREADS = 128  # of the fewest warps that multiply; each asks for one piece of the weight ahead
 _STREAMED_UP_TO = 64  # tokens; more are bound by arithmetic
-_ALIGNED = 16  # bytes
 _SWAPPED_BELOW = 64  # rows of the least warpgroup product: fewer tokens than that go on its other side
 
 
@@ -61,21 +60,12 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
         return out
     grid = (triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     pieces = max(_THREADS // block_n, 1)
-    piece = _piece_ahead(weight, pieces, block_n) if num_tokens <= _STREAMED_UP_TO else 0
+    piece = piece_ahead(weight, block_n, pieces) if num_tokens <= _STREAMED_UP_TO else 0
     _dense_gemm_kernel[grid](
         x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k, piece,
         PIECES=pieces, EVEN_K=even_k, SWAPPED=block_m < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile, **dependent_launch(device),
     )  # fmt: skip
     return out
-
-
-def _piece_ahead(weight: torch.Tensor, pieces: int, rows: int) -> int:
-    """Elements of a row of the weight that each of ``pieces`` threads asks for ahead; 0 where it does not lie as that takes."""
-    size = weight.element_size()
-    if weight.stride(1) != 1 or weight.data_ptr() % _ALIGNED or weight.stride(0) * size % _ALIGNED:
-        return 0
-    num_bytes = min(weight.shape[1] * size, MOST_AHEAD // rows)
-    return num_bytes // (pieces * _ALIGNED) * _ALIGNED // size
 
 
 @triton.jit
@@ -167,8 +157,7 @@ def _dense_gemm_kernel(
     stride_k = tl.cast(weight_stride_k, tl.int64)
 
     if PDL and piece > 0:
-        row_ptrs = weight_ptr + tl.minimum(cols64, n - 1)[:, None] * weight_stride_n
-        ask_ahead(row_ptrs + piece * tl.arange(0, PIECES)[None, :], piece * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8))
+        ask_ahead(weight_ptr + tl.minimum(cols64, n - 1) * weight_stride_n, piece, PIECES)
     wait_for_inputs(PDL)
     # Kept apart from the pointers: where strides are odd, a pointer of each element would live across the loop.
     x_offsets = rows64[:, None] * x_stride + inner[None, :]  # [M, K]

@@ -10,6 +10,7 @@ kernel tells the next one that those before it have ended as well, which is so o
 kernel writes, may be read before that.
 """
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
@@ -18,16 +19,27 @@ from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
 
 _LEAST_SM = 90
-
-
-MOST_AHEAD = 32 << 10
-"""Bytes that a program asks for ahead of its inputs: those of all programs in place at a time stay well below a large cache."""
+_MOST_AHEAD = 32 << 10  # bytes of a program: those of all programs in place at a time stay well below a large cache
+_ALIGNED = 16  # bytes; such are asked for
 
 
 def dependent_launch(device: DeviceInfo) -> dict[str, bool]:
     """Keyword arguments of the launch of a kernel that begins with ``wait_for_inputs``."""
     can = has_inline_ptx() and device.sm is not None and device.sm >= _LEAST_SM
     return {"PDL": can, "launch_pdl": can}
+
+
+def piece_ahead(rows: torch.Tensor, num_rows: int, pieces: int) -> int:
+    """Bytes of each of ``pieces`` neighbouring pieces of a row that a program asks for ahead of its inputs; 0 for none.
+
+    Args:
+        rows: [n, k] that no kernel writes, of any dtype; there is nothing to ask for where rows do not begin on 16 bytes.
+        num_rows: rows of which a program asks for the first pieces.
+    """
+    size = rows.element_size()
+    if rows.stride(1) != 1 or rows.data_ptr() % _ALIGNED or rows.stride(0) * size % _ALIGNED:
+        return 0
+    return min(rows.shape[1] * size, _MOST_AHEAD // num_rows) // (pieces * _ALIGNED) * _ALIGNED
 
 
 @triton.jit
@@ -50,12 +62,14 @@ def wait_for_inputs(PDL: tl.constexpr, LET_NEXT_BEGIN: tl.constexpr = True):
 
 
 @triton.jit
-def ask_ahead(ptrs, num_bytes):
-    """Have ``num_bytes`` from each pointer brought into the L2 cache, before ``wait_for_inputs`` and without waiting for them.
+def ask_ahead(row_ptrs, piece, PIECES: tl.constexpr):
+    """Have the first PIECES * piece bytes of rows brought into the L2 cache, before ``wait_for_inputs`` and without waiting.
 
-    Both are multiples of 16 bytes. For what no kernel writes: weights are read while the kernel before this one still computes.
+    For what no kernel writes: weights are read while the kernel before this one still computes. ``row_ptrs``: [N], and ``piece``
+    above 0, both as ``piece_ahead`` finds them.
     """
+    piece_ptrs = row_ptrs.to(tl.int64)[:, None] + piece * tl.arange(0, PIECES)[None, :]
     tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r", [ptrs.to(tl.int64), num_bytes],
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r", [piece_ptrs, piece],
         dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip

@@ -155,7 +155,7 @@ def test_one_token_is_multiplied_without_matrix_instructions_unless_its_weights_
     sizes = {"num_tokens": 1, "n": 4096, "k": 4096}
     assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", **sizes).BLOCK_M == 1
     assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", block_k_multiple=128, **sizes).BLOCK_M == 16
-    assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", **{**sizes, "num_tokens": 2}).BLOCK_M == 16
+    assert resolve_tiles("dense_gemm", device=H200, dtype="bfloat16", **{**sizes, "num_tokens": 2}).BLOCK_M == 8
 
 
 @pytest.mark.case("D1")

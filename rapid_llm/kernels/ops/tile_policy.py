@@ -62,7 +62,7 @@ def tile_tier(device: DeviceInfo) -> TileTier:
 class Tile:
     """What one program covers and how it is launched. An axis that the kernel has no knob for is None.
 
-    SPLIT_K programs share the sum over k of one output tile.
+    SPLIT_K programs share the sum over k of one output tile; in dense_gemm, as many warps of one program.
     """
 
     BLOCK_M: int | None = None
@@ -479,6 +479,10 @@ def _dense_gemm(room: _Room, sizes: Sizes) -> Tile:
     weight is streamed, BLOCK_M at its least and BLOCK_K long. Many rows: square tiles, wide ones on Hopper."""
     if sizes["num_tokens"] <= 1 and room.block_k_multiple == 1:
         return _dense_gemv(room, sizes)
+    # Sixteen rows of many outputs have work for wide tiles already.
+    is_few = sizes["num_tokens"] <= 8 or (sizes["num_tokens"] <= 16 and sizes["n"] <= 4 * sizes["k"])
+    if is_few and room.itemsize == 2 and room.block_k_multiple == 1:
+        return _dense_few(room, sizes)
     tokens, n = max(sizes["num_tokens"], _SMALLEST_BLOCK), max(sizes["n"], _SMALLEST_BLOCK)
     if tokens <= 64:
         narrow = n <= 4096  # more programs, each with as many bytes of the weight in flight
@@ -506,6 +510,15 @@ def _dense_gemv(room: _Room, sizes: Sizes) -> Tile:
     """4 KiB of the weight a program and step: of few rows where there are few, so that every multiprocessor has several."""
     block_n, step, warps = (2, 2048, 4) if sizes["n"] <= 1024 else (4, 1024, 2)
     return Tile(1, block_n, min(step // room.itemsize, max(sizes["k"], _SMALLEST_BLOCK)), num_warps=warps)
+
+
+def _dense_few(room: _Room, sizes: Sizes) -> Tile:
+    """Four warps of 128 of k each. Of few outputs as many bytes as there is room for are on their way, elsewhere half of them."""
+    block_m = max(sizes["num_tokens"], _SMALLEST_BLOCK // 2)
+    block_n = 32 if 1024 < sizes["n"] <= 4096 else 16
+    block_k = min(512, max(sizes["k"], 4 * _SMALLEST_BLOCK))
+    stages = min(room.smem // _stage_bytes(room, block_m, block_n, block_k), 6 if sizes["n"] <= 1024 else 4)
+    return Tile(block_m, block_n, block_k, 4, num_warps=4, num_stages=stages)
 
 
 def _fp8_gemm(room: _Room, sizes: Sizes) -> Tile:

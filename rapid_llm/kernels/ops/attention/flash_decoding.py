@@ -23,7 +23,13 @@ import triton.language as tl
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.attention.inputs import check_attention, comes_in_pairs, in_memory, refusal
 from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
-from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, let_next_begin, wait_for_inputs
+from rapid_llm.kernels.ops.primitives.dependent_launch import (
+    ask_ahead,
+    dependent_launch,
+    let_next_begin,
+    piece_ahead,
+    wait_for_inputs,
+)
 from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pairs_of_numbers, pool_numbers
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
@@ -32,7 +38,9 @@ _LONGEST_SPLIT = 16_384  # keys of one program at most, so that one long sequenc
 _FIXED_SPLIT = 256  # keys of a fixed split, grown where the table would hold more than _FIXED_SPLITS of them
 _FIXED_SPLITS = 64
 _FEW_MERGED = tl.constexpr(64)  # programs; behind a merge of more the next kernel comes as it leaves: coming sooner costs more
-_MERGED_AT_ONCE = 16  # splits that the merge kernel loads together
+_MERGED_AT_ONCE = tl.constexpr(16)  # splits that the merge kernel loads together, and those of a sequence with more of them:
+_MANY_MERGED_AT_ONCE = tl.constexpr(64)  # its loads are on their way at a time then
+_THREADS = 128  # each asks for one piece of a key and one of a value ahead
 
 
 def flash_decoding(
@@ -57,7 +65,8 @@ def flash_decoding(
         k_pool, v_pool: [num_rows, num_kv_heads, head_dim], same dtype, num_kv_heads divides num_heads; inner stride 1.
         page_table: [num_table_rows, num_columns], int32; inner stride 1. Columns past a sequence's end may hold anything.
         table_rows: [num_seqs], int32; stride 1.
-        seq_lens: [num_seqs], int32; stride 1.
+        seq_lens: [num_seqs], int32; stride 1. From sm90 on the three index tensors may be read before the kernel launched last
+            has ended, so they are not what that one writes.
         out: like q; apart from it.
         page_size: rows of a page, a power of two up to 256.
         sm_scale: factor on q . k, above 0.
@@ -158,6 +167,8 @@ def _decode(
     partial_out = torch.empty((rows, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((rows,), dtype=torch.float32, device=q.device)
     padded_dim = max(triton.next_power_of_2(head_dim), 16 if scales is None else 32)
+    pieces = max(_THREADS // tile["BLOCK_N"], 1)
+    piece = min(piece_ahead(pool, 2 * tile["BLOCK_N"], pieces) for pool in (k_pool, v_pool)) if page_table.numel() else 0
     plan = {"MIN_KEYS": shortest, "MAX_KEYS": longest}
     k_scale, v_scale = scales or (None, None)
     _flash_decoding_kernel[(programs, num_splits)](
@@ -165,7 +176,7 @@ def _decode(
         page_table, table_rows, seq_lens,
         q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
         out.stride(0), out.stride(1), page_table.stride(0),
-        wanted, sm_scale * math.log2(math.e),
+        piece, wanted, sm_scale * math.log2(math.e), PIECES=pieces,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_TILES=group_tiles, HEAD_DIM=head_dim, PADDED_DIM=padded_dim,
         PAGE_SIZE=page_size, PTX=has_inline_ptx() and device.native_fp8, **plan, **tile, **dependent_launch(device),
     )  # fmt: skip
@@ -173,7 +184,7 @@ def _decode(
         _merge_kernel[(num_seqs * num_heads,)](
             partial_out, partial_lse, out, seq_lens, out.stride(0), out.stride(1), wanted, num_splits,
             NUM_HEADS=num_heads, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, **plan, BLOCK_N=tile["BLOCK_N"],
-            BLOCK_S=_MERGED_AT_ONCE, num_warps=2, num_stages=1, **dependent_launch(device),
+            num_warps=4, num_stages=1, **dependent_launch(device),
         )  # fmt: skip
     return out
 
@@ -190,7 +201,7 @@ def _plan(programs: int, capacity: int, block_n: int, fixed_splits: bool) -> tup
     if fixed_splits:
         keys = max(_FIXED_SPLIT, block_n, triton.next_power_of_2(_ceil_div(capacity, _FIXED_SPLITS)))
         return 1, keys, keys
-    return _ceil_div(_PROGRAMS, programs), 2 * block_n, _LONGEST_SPLIT
+    return _ceil_div(_PROGRAMS, programs), block_n, _LONGEST_SPLIT
 
 
 def _most_splits(capacity: int, wanted: int, shortest: int, longest: int) -> int:
@@ -202,7 +213,7 @@ def _ceil_div(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
-@triton.jit(do_not_specialize=["wanted"])
+@triton.jit(do_not_specialize=["wanted", "piece"])
 def _flash_decoding_kernel(
     q_ptr,
     k_ptr,
@@ -224,8 +235,10 @@ def _flash_decoding_kernel(
     out_stride,
     out_head_stride,
     table_stride,
+    piece,
     wanted,
     scale_log2,
+    PIECES: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_TILES: tl.constexpr,
@@ -239,10 +252,18 @@ def _flash_decoding_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL)
+    let_next_begin(PDL)
     pair, split = tl.program_id(0), tl.program_id(1)
     sequence = (pair // (NUM_KV_HEADS * GROUP_TILES)).to(tl.int64)  # sequence * stride can pass 2**31
     kv_head = pair // GROUP_TILES % NUM_KV_HEADS
+    k_ptr += kv_head.to(tl.int64) * k_head_stride  # a head-major view's heads lie a whole pool apart
+    v_ptr += kv_head.to(tl.int64) * v_head_stride
+    if PDL and piece > 0:
+        _ask_for_keys(
+            k_ptr, v_ptr, page_table_ptr, table_rows_ptr + sequence, seq_lens_ptr + sequence, k_stride, v_stride, table_stride,
+            piece, wanted, PIECES, PAGE_SIZE, MIN_KEYS, MAX_KEYS, BLOCK_N,
+        )  # fmt: skip
+    wait_for_inputs(PDL, False)
     num_keys = tl.load(seq_lens_ptr + sequence)
     table_row = tl.load(table_rows_ptr + sequence)  # here, so that both are on their way together
     split_keys = _split_keys(num_keys, wanted, MIN_KEYS, MAX_KEYS, BLOCK_N)
@@ -250,6 +271,7 @@ def _flash_decoding_kernel(
     if (begin >= num_keys) & (split > 0):  # the first split of padding stays, to write its zeros
         return
     end = tl.minimum(begin + split_keys, num_keys)
+    table_ptr = page_table_ptr + table_row.to(tl.int64) * table_stride
 
     in_group = pair % GROUP_TILES * BLOCK_M + tl.arange(0, BLOCK_M)
     heads = kv_head * GROUP + in_group
@@ -264,9 +286,6 @@ def _flash_decoding_kernel(
         row_scale = scale_log2 * tl.load(k_scale_ptr + kv_head) * divisors  # [M]
         score_scale = row_scale[:, None]
 
-    table_ptr = page_table_ptr + table_row.to(tl.int64) * table_stride
-    k_ptr += kv_head.to(tl.int64) * k_head_stride  # a head-major view's heads lie a whole pool apart
-    v_ptr += kv_head.to(tl.int64) * v_head_stride
     V_DIM: tl.constexpr = PADDED_DIM if k_scale_ptr is None else PADDED_DIM // 2
     V_STEP: tl.constexpr = PADDED_DIM // V_DIM
     v_dims = tl.arange(0, V_DIM)
@@ -317,6 +336,39 @@ def _flash_decoding_kernel(
         tl.store(partial_lse_ptr + partials, row_max + tl.log2(row_sum), mask=in_group < GROUP)
 
 
+@triton.jit
+def _ask_for_keys(
+    k_ptr,
+    v_ptr,
+    page_table_ptr,
+    table_row_ptr,
+    seq_len_ptr,
+    k_stride,
+    v_stride,
+    table_stride,
+    piece,
+    wanted,
+    PIECES: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    MIN_KEYS: tl.constexpr,
+    MAX_KEYS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Ask for the first keys and values of this program's split.
+
+    What the index tensors say is read again after the wait, then from the first cache: kept until then, it would cost the kernel
+    36 registers a thread.
+    """
+    num_keys, table_row = tl.load(seq_len_ptr), tl.load(table_row_ptr)
+    begin = tl.program_id(1) * _split_keys(num_keys, wanted, MIN_KEYS, MAX_KEYS, BLOCK_N)
+    if begin < num_keys:
+        keys = tl.minimum(begin + tl.arange(0, BLOCK_N), num_keys - 1)
+        pages = tl.load(page_table_ptr + table_row.to(tl.int64) * table_stride + keys // PAGE_SIZE)
+        rows = pages.to(tl.int64) * PAGE_SIZE + (keys & (PAGE_SIZE - 1))
+        ask_ahead(k_ptr + rows * k_stride, piece, PIECES)
+        ask_ahead(v_ptr + rows * v_stride, piece, PIECES)
+
+
 @triton.jit(do_not_specialize=["wanted", "num_splits"])
 def _merge_kernel(
     partial_out_ptr,
@@ -333,7 +385,6 @@ def _merge_kernel(
     MIN_KEYS: tl.constexpr,
     MAX_KEYS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if tl.num_programs(0) <= _FEW_MERGED:
@@ -345,13 +396,34 @@ def _merge_kernel(
     if split_keys >= num_keys:  # its only split has written the result
         return
     dims = tl.arange(0, PADDED_DIM)
+    first, count = pair * num_splits, tl.cdiv(num_keys, split_keys)
+    if count <= _MERGED_AT_ONCE:
+        result = _merged(partial_out_ptr, partial_lse_ptr, first, count, dims, HEAD_DIM, PADDED_DIM, _MERGED_AT_ONCE)
+    else:
+        result = _merged(partial_out_ptr, partial_lse_ptr, first, count, dims, HEAD_DIM, PADDED_DIM, _MANY_MERGED_AT_ONCE)
+    out_ptrs = out_ptr + pair // NUM_HEADS * out_stride + pair % NUM_HEADS * out_head_stride + dims
+    tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+@triton.jit
+def _merged(
+    partial_out_ptr,
+    partial_lse_ptr,
+    first,
+    count,
+    dims,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """The result [D] of ``count`` splits, the first of which wrote at ``first``."""
     acc = tl.zeros((PADDED_DIM,), tl.float32)
     largest = float("-inf")
     total = 0.0
-    for first in range(0, tl.cdiv(num_keys, split_keys), BLOCK_S):
-        splits = first + tl.arange(0, BLOCK_S)
-        written = splits * split_keys < num_keys
-        partials = pair * num_splits + splits
+    for start in range(0, count, BLOCK_S):
+        splits = start + tl.arange(0, BLOCK_S)
+        written = splits < count
+        partials = first + splits
         lse = tl.load(partial_lse_ptr + partials, mask=written, other=float("-inf"))  # [S]
         loaded = written[:, None] & (dims < HEAD_DIM)[None, :]
         results = tl.load(partial_out_ptr + partials[:, None] * HEAD_DIM + dims[None, :], mask=loaded, other=0.0)  # [S, D]
@@ -361,8 +433,7 @@ def _merge_kernel(
         total = total * rescale + tl.sum(weights, 0)
         acc = acc * rescale + tl.sum(results * weights[:, None], 0)
         largest = new_largest
-    out_ptrs = out_ptr + pair // NUM_HEADS * out_stride + pair % NUM_HEADS * out_head_stride + dims
-    tl.store(out_ptrs, (acc / total).to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    return acc / total
 
 
 @triton.jit

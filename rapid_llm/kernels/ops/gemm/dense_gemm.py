@@ -1,8 +1,9 @@
 """Linear layer: x @ weight.T (+ bias). Bound by the weight's bytes for few tokens, by arithmetic for many.
 
-Two mappings. Many tokens: one program per (token tile, output tile), accumulated in fp32 over tiles of k; programs are numbered
-so that neighbours share rows of x and of the weight in the L2 cache. One token: one program per few outputs, products without
-a matrix instruction, for those would compute sixteen rows of which one is wanted.
+Three mappings. Many tokens: one program per (token tile, output tile), accumulated in fp32 over tiles of k; programs are numbered
+so that neighbours share rows of x and of the weight in the L2 cache. Few tokens: one program per few outputs, whose warps share
+out k, so that many programs have many bytes of the weight on their way each. One token: the same without a matrix instruction,
+which would compute eight rows of which one is wanted.
 """
 
 import torch
@@ -22,6 +23,7 @@ from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
 _HELD = 512  # bytes of the weight that a thread may have on their way to its registers
+_MOST_REGISTERS = 128  # a thread: eight programs of two warps, all that 4,096 outputs need of a card, are then in place at a time
 _THREADS = 128  # of the fewest warps that multiply; each asks for one piece of the weight ahead
 _STREAMED_UP_TO = 64  # tokens; more are bound by arithmetic
 _SWAPPED_BELOW = 64  # rows of the least warpgroup product: fewer tokens than that go on its other side
@@ -55,12 +57,18 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
             x, weight, bias, out, weight.stride(0), n, k,
             EVEN=n % block_n == 0 and even_k, K_TILES=triton.cdiv(k, tile["BLOCK_K"]),
             AT_ONCE=max(_HELD // (block_n * tile["BLOCK_K"] * weight.element_size() // (32 * tile["num_warps"])), 1),
-            **tile, **dependent_launch(device),
+            **tile, maxnreg=_MOST_REGISTERS, **dependent_launch(device),
         )  # fmt: skip
         return out
     grid = (triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     pieces = max(_THREADS // block_n, 1)
     piece = piece_ahead(weight, block_n, pieces) if num_tokens <= _STREAMED_UP_TO else 0
+    if "SPLIT_K" in tile:
+        _few_tokens_kernel[grid](
+            x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k, piece,
+            PIECES=pieces, EVEN_K=even_k, **tile, **dependent_launch(device),
+        )  # fmt: skip
+        return out
     _dense_gemm_kernel[grid](
         x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k, piece,
         PIECES=pieces, EVEN_K=even_k, SWAPPED=block_m < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile, **dependent_launch(device),
@@ -181,3 +189,55 @@ def _dense_gemm_kernel(
         acc += tl.load(bias_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
     out_ptrs = out_ptr + rows64[:, None] * out_stride + cols[None, :]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask & (cols < n)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_tokens", "piece"])
+def _few_tokens_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    x_stride,
+    weight_stride_n,
+    weight_stride_k,
+    out_stride,
+    num_tokens,
+    n,
+    k,
+    piece,
+    PIECES: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_begin(PDL)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    rows = tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows64, cols64 = rows.to(tl.int64), cols.to(tl.int64)  # times a stride they can pass 2**31
+    stride_k = tl.cast(weight_stride_k, tl.int64)
+    if PDL and piece > 0:
+        ask_ahead(weight_ptr + tl.minimum(cols64, n - 1) * weight_stride_n, piece, PIECES)
+    wait_for_inputs(PDL, False)
+
+    STEP: tl.constexpr = BLOCK_K // SPLIT_K
+    inner = tl.arange(0, SPLIT_K)[:, None, None] * STEP + tl.arange(0, STEP)[None, None, :]  # a share of k for each warp
+    x_ptrs = x_ptr + rows64[None, :, None] * x_stride + inner  # [SPLIT_K, M, STEP]
+    weight_ptrs = weight_ptr + cols64[None, :, None] * weight_stride_n + inner * stride_k  # [SPLIT_K, N, STEP]
+    row_mask, col_mask = (rows < num_tokens)[None, :, None], (cols < n)[None, :, None]
+    acc = tl.zeros((SPLIT_K, BLOCK_N, BLOCK_M), tl.float32)
+    for start in range(0, k, BLOCK_K):
+        x_mask, weight_mask = row_mask, col_mask
+        if not EVEN_K:
+            x_mask, weight_mask = row_mask & (start + inner < k), col_mask & (start + inner < k)
+        x = tl.load(x_ptrs + start, mask=x_mask, other=0.0)
+        weight = tl.load(weight_ptrs + start * stride_k, mask=weight_mask, other=0.0)
+        acc = tl.dot(weight, tl.trans(x, 0, 2, 1), acc, input_precision="ieee")
+    result = tl.trans(tl.sum(acc, 0))  # [M, N]
+    if bias_ptr is not None:
+        result += tl.load(bias_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
+    out_ptrs = out_ptr + rows64[:, None] * out_stride + cols[None, :]
+    tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=(rows < num_tokens)[:, None] & (cols < n)[None, :])

@@ -33,13 +33,14 @@ def piece_ahead(rows: torch.Tensor, num_rows: int, pieces: int) -> int:
     """Bytes of each of ``pieces`` neighbouring pieces of a row that a program asks for ahead of its inputs; 0 for none.
 
     Args:
-        rows: [n, k] that no kernel writes, of any dtype; there is nothing to ask for where rows do not begin on 16 bytes.
-        num_rows: rows of which a program asks for the first pieces.
+        rows: [..., k] of any dtype; there is nothing to ask for where its rows do not all begin on 16 bytes.
+        num_rows: how many of them a program asks for.
     """
     size = rows.element_size()
-    if rows.stride(1) != 1 or rows.data_ptr() % _ALIGNED or rows.stride(0) * size % _ALIGNED:
+    apart = [stride * size for stride in rows.stride()[:-1]]
+    if rows.stride(-1) != 1 or not rows.numel() or any(place % _ALIGNED for place in (rows.data_ptr(), *apart)):
         return 0
-    return min(rows.shape[1] * size, _MOST_AHEAD // num_rows) // (pieces * _ALIGNED) * _ALIGNED
+    return min(rows.shape[-1] * size, _MOST_AHEAD // num_rows) // (pieces * _ALIGNED) * _ALIGNED
 
 
 @triton.jit

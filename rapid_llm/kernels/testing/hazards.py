@@ -34,6 +34,25 @@ def store_load_hazards(ttgir: str) -> list[Hazard]:
     return sorted(found, key=lambda hazard: (hazard.argument, hazard.store_line, hazard.load_line))
 
 
+def loaded_before(ttgir: str, mark: str) -> set[str]:
+    """The arguments that are loaded through before the first operation, in the order of the text, whose line holds ``mark``."""
+    loaded: set[str] = set()
+    _note_loads(_Reader(ttgir).body, mark, loaded)
+    return loaded
+
+
+def _note_loads(operations: list["_Operation"], mark: str, loaded: set[str]) -> bool:
+    """Whether the mark was met."""
+    for operation in operations:
+        if mark in operation.text:
+            return True
+        if _LOADS.search(operation.text):
+            loaded.add(operation.root)
+        if any(_note_loads(region, mark, loaded) for region in operation.regions):
+            return True
+    return False
+
+
 @dataclass
 class _Operation:
     """One line of IR, the argument that it stores or loads through, and the regions it opens."""

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rapid_llm.kernels.testing.hazards import loaded_before
+from rapid_llm.kernels.testing.hazards import loaded_before_wait
 from tests.compile.launches import MOE_GROUPS, compiled_call, counts_of, each_native_row, why_not_compiled
 
 _LEAST_SM = 90
@@ -18,8 +18,7 @@ OTHER_SIZES = {
     **{op: ({"group": 128 - group},) for op, group in MOE_GROUPS},
 }
 
-_WAITS = "griddepcontrol.wait;"
-_WAIT = re.compile(rf"^\s*{re.escape(_WAITS)}", re.MULTILINE)  # with no predicate
+_WAIT = re.compile(r"^\s*griddepcontrol\.wait\s*;", re.MULTILINE)  # with no predicate
 _END = re.compile(r"\b(?:ret|exit|trap|brx)\b")
 _BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+)")
 _LABEL = re.compile(r"^(\$\w+):", re.MULTILINE)
@@ -67,6 +66,4 @@ def test_a_kernel_that_begins_early_waits_before_it_touches_what_others_write(ro
         assert not is_passed_by(before), f"{launch.kernel} has a way around its wait"
         early = READ_EARLY.get(launch.kernel)
         assert early or not _READ.search(before), f"{launch.kernel} reads before it waits"
-        assert not early or loaded_before(launch.ttgir, _WAITS) == early, (
-            f"{launch.kernel} reads more than weights before it waits"
-        )
+        assert not early or loaded_before_wait(launch.ttgir) == early, f"{launch.kernel} reads more than weights before it waits"

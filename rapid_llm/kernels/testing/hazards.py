@@ -14,6 +14,7 @@ _FOLLOWS_FIRST_OPERAND = frozenset(
 _LOADS = re.compile(r"(?:= )?\b(?:tt\.load|ttg\.async_copy_global_to_local|amdg?\.buffer_load) (%[\w#]+)")
 _STORES = re.compile(r"^tt\.store (%[\w#]+)")
 _BARRIER = re.compile(r"^(?:gpu|ttg)\.barrier\b")
+_WAIT = re.compile(r"\bgriddepcontrol\.wait\b|\btt\.grid_dependency_wait\b")  # an instruction's text in Triton 3.6
 _RESULT = re.compile(r"^(%\w+)(?::\d+)? = ([\w.]+)")
 
 
@@ -32,6 +33,28 @@ def store_load_hazards(ttgir: str) -> list[Hazard]:
     found: set[Hazard] = set()
     _walk(reader, reader.body, set(), found)
     return sorted(found, key=lambda hazard: (hazard.argument, hazard.store_line, hazard.load_line))
+
+
+def loaded_before_wait(ttgir: str) -> set[str]:
+    """Arguments that are loaded through before the first wait for the kernels launched before, in the order of the text.
+
+    They are all that are loaded through where nothing waits.
+    """
+    loaded: set[str] = set()
+    _note_loads(_Reader(ttgir).body, loaded)
+    return loaded
+
+
+def _note_loads(operations: list["_Operation"], loaded: set[str]) -> bool:
+    """Note arguments up to a wait; whether one was met."""
+    for operation in operations:
+        if _WAIT.search(operation.text):
+            return True
+        if _LOADS.search(operation.text):
+            loaded.add(operation.root)
+        if any(_note_loads(region, loaded) for region in operation.regions):
+            return True
+    return False
 
 
 @dataclass

@@ -4,7 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.kvcache.fp8_inputs import check_update_kv_buffer_fp8
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.primitives.e4m3_pool import e4m3_bytes
 
 _TILE_ELEMENTS = 1024  # of K, and as many of V, in flight in a warp
@@ -60,6 +62,7 @@ def update_kv_buffer_fp8(
         BLOCK_N=width,
         num_warps=1,
         num_stages=1,
+        **dependent_launch(launch_device(k)),
     )
 
 
@@ -85,7 +88,9 @@ def _update_kv_buffer_fp8_kernel(
     head_dim,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     if (slot >= 0) & (slot < num_rows):  # -1 is padding

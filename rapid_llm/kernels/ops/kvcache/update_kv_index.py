@@ -4,7 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.kvcache.inputs import check_update_kv_index
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 
 
 def update_kv_index(page_table: torch.Tensor, table_rows: torch.Tensor, columns: torch.Tensor, pages: torch.Tensor) -> None:
@@ -27,13 +29,22 @@ def update_kv_index(page_table: torch.Tensor, table_rows: torch.Tensor, columns:
             *page_table.shape,
             num_warps=1,
             num_stages=1,
+            **dependent_launch(launch_device(pages)),
         )
 
 
 @triton.jit
 def _update_kv_index_kernel(
-    page_table_ptr, table_rows_ptr, columns_ptr, pages_ptr, page_table_stride, num_table_rows, num_columns
+    page_table_ptr,
+    table_rows_ptr,
+    columns_ptr,
+    pages_ptr,
+    page_table_stride,
+    num_table_rows,
+    num_columns,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     entry = tl.program_id(0).to(tl.int64)
     row = tl.load(table_rows_ptr + entry).to(tl.int64)
     column = tl.load(columns_ptr + entry)

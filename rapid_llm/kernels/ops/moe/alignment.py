@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
+
 _STEP = 128  # pairs that a program looks at together: each is compared with each
 _ONE_PROGRAM = 256  # pairs that one program counts and places: a second launch costs more
 _MOST_CHUNKS = 128  # whose counts every program reads
@@ -34,6 +37,7 @@ def pairs_by_expert(ids: torch.Tensor, num_experts: int, block_m: int) -> tuple[
     chunks = triton.cdiv(num_pairs, steps * _STEP)
     bins = max(triton.next_power_of_2(num_experts), _LEAST_BINS)
     counts = ids.new_empty((chunks, num_experts)) if chunks > 1 else None
+    pdl = dependent_launch(launch_device(ids))
     if counts is not None:
         _count_kernel[(chunks,)](
             ids,
@@ -47,18 +51,29 @@ def pairs_by_expert(ids: torch.Tensor, num_experts: int, block_m: int) -> tuple[
             BINS=bins,
             num_warps=4,
             num_stages=1,
+            **pdl,
         )
     _place_kernel[(chunks,)](
         ids, counts, pairs, tiles, ids.stride(0), num_pairs, num_experts, steps, chunks, most, triton.cdiv(most, chunks),
-        TOP_K=top_k, BLOCK_M=block_m, STEP=_STEP, BINS=bins, ROWS=_TABLE // bins, num_warps=8, num_stages=1,
+        TOP_K=top_k, BLOCK_M=block_m, STEP=_STEP, BINS=bins, ROWS=_TABLE // bins, num_warps=8, num_stages=1, **pdl,
     )  # fmt: skip
     return pairs, tiles
 
 
 @triton.jit(do_not_specialize=["num_pairs", "steps"])
 def _count_kernel(
-    ids_ptr, counts_ptr, ids_stride, num_pairs, num_experts, steps, TOP_K: tl.constexpr, STEP: tl.constexpr, BINS: tl.constexpr
+    ids_ptr,
+    counts_ptr,
+    ids_stride,
+    num_pairs,
+    num_experts,
+    steps,
+    TOP_K: tl.constexpr,
+    STEP: tl.constexpr,
+    BINS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     chunk = tl.program_id(0)
     counts = _counts(ids_ptr, ids_stride, chunk * steps, steps, num_pairs, num_experts, TOP_K, STEP, BINS)
     bins = tl.arange(0, BINS)
@@ -83,7 +98,9 @@ def _place_kernel(
     STEP: tl.constexpr,
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     chunk = tl.program_id(0)
     bins = tl.arange(0, BINS)
     before = tl.zeros((BINS,), tl.int32)  # pairs of each expert in chunks before this one

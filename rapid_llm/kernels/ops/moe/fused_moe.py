@@ -23,6 +23,7 @@ from rapid_llm.kernels.ops.moe.inputs import (
     check_fused_moe_w4a16,
     check_fused_moe_w8a16,
 )
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 _FEW = 4  # experts a pair, at least, where no two pairs are likely to meet: then nothing is sorted
@@ -198,8 +199,9 @@ def _mixture(
     if not num_tokens:
         return out
     inner, num_pairs = first.codes.shape[1] // 2, num_tokens * top_k
+    device = launch_device(x)
     tile = resolve_tiles(
-        op, device=launch_device(x), dtype=x.dtype, num_tokens=num_tokens, num_experts=num_experts, top_k=top_k,
+        op, device=device, dtype=x.dtype, num_tokens=num_tokens, num_experts=num_experts, top_k=top_k,
         hidden_size=hidden, intermediate_size=inner, **({} if group is None else {"group": group}),
     ).launch()  # fmt: skip
     if num_tokens == 1 or _FEW * num_pairs <= num_experts:
@@ -214,7 +216,7 @@ def _mixture(
     grouped_product(rows, second, routes, tile, out=results, gated=False, x_scales=scales)
     _sum_kernel[(num_tokens, triton.cdiv(hidden, _COLUMNS))](
         results, ids, out, results.stride(0), ids.stride(0), out.stride(0), num_experts, hidden,
-        TOP_K=top_k, COLUMNS=_COLUMNS, num_warps=2, num_stages=1,
+        TOP_K=top_k, COLUMNS=_COLUMNS, num_warps=2, num_stages=1, **dependent_launch(device),
     )  # fmt: skip
     return out
 
@@ -227,15 +229,25 @@ def _as_e4m3(rows: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor
     grid = (count, triton.cdiv(k, _QUANTISED) if group else 1)
     _quantise_kernel[grid](
         rows, codes, scales, rows.stride(0), codes.stride(0), scales.stride(0), k, GROUP=group, WIDTH=_QUANTISED,
-        num_warps=4, num_stages=1,
+        num_warps=4, num_stages=1, **dependent_launch(launch_device(rows)),
     )  # fmt: skip
     return codes, scales
 
 
 @triton.jit
 def _quantise_kernel(
-    x_ptr, codes_ptr, scales_ptr, x_stride, codes_stride, scales_stride, k, GROUP: tl.constexpr, WIDTH: tl.constexpr
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    x_stride,
+    codes_stride,
+    scales_stride,
+    k,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     x_row_ptr, codes_row_ptr, scales_row_ptr = (
         x_ptr + row * x_stride,
@@ -294,7 +306,9 @@ def _sum_kernel(
     hidden,
     TOP_K: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = cols < hidden

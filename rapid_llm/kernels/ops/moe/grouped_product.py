@@ -17,6 +17,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.primitives.codes import code_offset, e4m3_numbers, halves, has_inline_ptx
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 
 _GROUP_M = 8  # tiles of rows whose programs run one after another before the next tile of outputs
 _SWAPPED_BELOW = 64  # rows of the least warpgroup product: fewer than that go on its other side
@@ -87,8 +88,8 @@ def grouped_product(
     group = experts.group
     if experts.kind == "mxfp4" and x.dtype != torch.float16:
         group = 0  # a power of two meets the weight, which holds it, as fp16 would not
-    kind = experts.kind
-    if kind == "e4m3" and launch_device(x).native_fp8:
+    kind, device = experts.kind, launch_device(x)
+    if kind == "e4m3" and device.native_fp8:
         kind = "dense"  # the cast to x's dtype decodes it
     elif kind == "e4m3":
         weight = weight.view(torch.uint8)  # no e4m3 pointer: below sm89 there is none
@@ -99,7 +100,7 @@ def grouped_product(
         routes.num_tiles, weight.shape[0], n, k,
         KIND=kind, PTX=has_inline_ptx(), GROUP=group, SQUARE=experts.square, GATED=gated, TOP_K=routes.ids.shape[1],
         EVEN_K=k % step == 0, SWAPPED=experts.kind in _FROM_REGISTERS or tile["BLOCK_M"] < _SWAPPED_BELOW, GROUP_M=_GROUP_M,
-        STEP=step, **tile,
+        STEP=step, **tile, **dependent_launch(device),
     )  # fmt: skip
 
 
@@ -146,7 +147,9 @@ def _grouped_product_kernel(
     STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     # GROUP_M tiles of rows, then the next tile of outputs, so that both operands are read from L2.
     COLS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     tiles_n = tl.cdiv(n, COLS)

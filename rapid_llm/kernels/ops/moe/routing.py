@@ -8,7 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.moe.inputs import check_route_experts
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 
 _NO_KEY = tl.constexpr(1 << 62)  # behind every key
 _NUMBERS = tl.constexpr(1 << 16)  # of experts, or of groups
@@ -56,7 +58,7 @@ def route_experts(
             float(scale), SIGMOID=scoring == "sigmoid", RENORMALISE=renormalise, NUM_GROUPS=num_groups, TOP_GROUPS=top_groups,
             TOP_K=top_k, NUM_SHARED=num_shared, EXPERTS=triton.next_power_of_2(num_experts),
             GROUPS=triton.next_power_of_2(num_groups), COLUMNS=triton.next_power_of_2(top_k + num_shared),
-            num_warps=1, num_stages=1,
+            num_warps=1, num_stages=1, **dependent_launch(launch_device(logits)),
         )  # fmt: skip
     return out_weights
 
@@ -81,7 +83,9 @@ def _route_kernel(
     EXPERTS: tl.constexpr,
     GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS)
     there = experts < num_experts

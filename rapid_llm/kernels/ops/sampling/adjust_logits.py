@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.sampling.inputs import check_adjust_logits
 
 BLOCK_N = 2048
@@ -51,6 +53,7 @@ def adjust_logits(
     num_seqs, vocab_size = logits.shape
     if not num_seqs:
         return out
+    pdl = dependent_launch(launch_device(logits))
     grid = (num_seqs * triton.cdiv(vocab_size, BLOCK_N),)
     _penalise_kernel[grid](
         logits,
@@ -67,11 +70,12 @@ def adjust_logits(
         BLOCK_N=BLOCK_N,
         num_warps=4,
         num_stages=1,
+        **pdl,
     )
     num_edits = edit_ids.shape[0]
     if num_edits:
         _edit_kernel[(triton.cdiv(num_edits, EDITS),)](
-            edit_values, out, edit_rows, edit_ids, out.stride(0), num_edits, EDITS=EDITS, num_warps=4, num_stages=1
+            edit_values, out, edit_rows, edit_ids, out.stride(0), num_edits, EDITS=EDITS, num_warps=4, num_stages=1, **pdl
         )
     return out
 
@@ -90,7 +94,9 @@ def _penalise_kernel(
     out_stride,
     vocab_size,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     num_tiles = tl.cdiv(vocab_size, BLOCK_N)  # rows and tiles both on axis 0: the others stop at 65,535
     program = tl.program_id(0)
     row = (program // num_tiles).to(tl.int64)
@@ -112,7 +118,10 @@ def _penalise_kernel(
 
 
 @triton.jit(do_not_specialize=["num_edits"])
-def _edit_kernel(edit_values_ptr, out_ptr, edit_rows_ptr, edit_ids_ptr, out_stride, num_edits, EDITS: tl.constexpr):
+def _edit_kernel(
+    edit_values_ptr, out_ptr, edit_rows_ptr, edit_ids_ptr, out_stride, num_edits, EDITS: tl.constexpr, PDL: tl.constexpr
+):
+    wait_for_inputs(PDL)
     edits = tl.program_id(0) * EDITS + tl.arange(0, EDITS)
     given = edits < num_edits
     rows = tl.load(edit_rows_ptr + edits, mask=given, other=0).to(tl.int64)

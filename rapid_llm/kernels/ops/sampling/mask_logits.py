@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.sampling.mask_inputs import check_mask_logits
 
 WORDS = 64
@@ -43,6 +45,7 @@ def mask_logits(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torch.Tens
             WORDS=WORDS,
             num_warps=4,
             num_stages=1,
+            **dependent_launch(launch_device(logits)),
         )
     return out
 
@@ -58,7 +61,9 @@ def _mask_kernel(
     out_stride,
     vocab_size,
     WORDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     num_words = tl.cdiv(vocab_size, WORD_BITS)
     num_tiles = tl.cdiv(num_words, WORDS)
     program = tl.program_id(0)

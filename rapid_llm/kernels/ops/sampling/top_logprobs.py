@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.sampling.inputs import check_top_logprobs
 from rapid_llm.kernels.ops.sampling.logits import (
     MAX_VOCAB,
@@ -47,13 +48,15 @@ def top_logprobs(
         return out_logprobs
 
     n = out_ids.shape[1] - 1
-    tile = resolve_tiles("top_logprobs", device=launch_device(logits), dtype=logits.dtype, vocab_size=vocab_size).launch()
+    device = launch_device(logits)
+    pdl = dependent_launch(device)
+    tile = resolve_tiles("top_logprobs", device=device, dtype=logits.dtype, vocab_size=vocab_size).launch()
     num_splits = triton.cdiv(vocab_size, tile["BLOCK_N"])
     peaks, sums = (logits.new_empty((num_seqs, num_splits), dtype=torch.float32) for _ in range(2))
     keys = logits.new_empty((num_seqs, num_splits, _LISTED), dtype=torch.int64)
     from_list = n <= _LISTED
     _split_kernel[(num_seqs * num_splits,)](
-        logits, peaks, sums, keys, logits.stride(0), vocab_size, n if from_list else 0, LISTED=_LISTED, **tile
+        logits, peaks, sums, keys, logits.stride(0), vocab_size, n if from_list else 0, LISTED=_LISTED, **tile, **pdl
     )
     _merge_kernel[(num_seqs,)](
         logits,
@@ -72,14 +75,25 @@ def top_logprobs(
         SPLITS=triton.next_power_of_2(num_splits),
         LISTED=_LISTED,
         **tile,
+        **pdl,
     )
     return out_logprobs
 
 
 @triton.jit(do_not_specialize=["num_listed"])
 def _split_kernel(
-    logits_ptr, peaks_ptr, sums_ptr, keys_ptr, logits_stride, vocab_size, num_listed, LISTED: tl.constexpr, BLOCK_N: tl.constexpr
+    logits_ptr,
+    peaks_ptr,
+    sums_ptr,
+    keys_ptr,
+    logits_stride,
+    vocab_size,
+    num_listed,
+    LISTED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     num_splits = tl.cdiv(vocab_size, BLOCK_N)  # rows and splits both on axis 0: the others stop at 65,535
     program = tl.program_id(0)
     row = (program // num_splits).to(tl.int64)
@@ -116,7 +130,9 @@ def _merge_kernel(
     SPLITS: tl.constexpr,
     LISTED: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     num_splits = tl.cdiv(vocab_size, BLOCK_N)
     own = row * num_splits  # the row's place among the splits' results

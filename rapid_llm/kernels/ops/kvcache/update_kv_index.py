@@ -44,7 +44,7 @@ def _update_kv_index_kernel(
     num_columns,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL)
+    wait_for_inputs(PDL, False)  # a page table is read early by those behind the next kernel, which so begins when this one ends
     entry = tl.program_id(0).to(tl.int64)
     row = tl.load(table_rows_ptr + entry).to(tl.int64)
     column = tl.load(columns_ptr + entry)

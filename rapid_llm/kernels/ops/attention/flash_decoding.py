@@ -23,13 +23,7 @@ import triton.language as tl
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.attention.inputs import check_attention, comes_in_pairs, in_memory, refusal
 from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
-from rapid_llm.kernels.ops.primitives.dependent_launch import (
-    ask_ahead,
-    dependent_launch,
-    let_next_begin,
-    piece_ahead,
-    wait_for_inputs,
-)
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, let_next_begin, wait_for_inputs
 from rapid_llm.kernels.ops.primitives.e4m3_pool import WEIGHT_BITS, beside_e4m3, pairs_of_numbers, pool_numbers
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
@@ -40,7 +34,6 @@ _FIXED_SPLITS = 64
 _FEW_MERGED = tl.constexpr(64)  # programs; behind a merge of more the next kernel comes as it leaves: coming sooner costs more
 _MERGED_AT_ONCE = tl.constexpr(16)  # splits that the merge kernel loads together, and those of a sequence with more of them:
 _MANY_MERGED_AT_ONCE = tl.constexpr(64)  # its loads are on their way at a time then
-_THREADS = 128  # each asks for one piece of a key and one of a value ahead
 
 
 def flash_decoding(
@@ -167,8 +160,6 @@ def _decode(
     partial_out = torch.empty((rows, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((rows,), dtype=torch.float32, device=q.device)
     padded_dim = max(triton.next_power_of_2(head_dim), 16 if scales is None else 32)
-    pieces = max(_THREADS // tile["BLOCK_N"], 1)
-    piece = min(piece_ahead(pool, 2 * tile["BLOCK_N"], pieces) for pool in (k_pool, v_pool)) if page_table.numel() else 0
     plan = {"MIN_KEYS": shortest, "MAX_KEYS": longest}
     k_scale, v_scale = scales or (None, None)
     _flash_decoding_kernel[(programs, num_splits)](
@@ -176,7 +167,7 @@ def _decode(
         page_table, table_rows, seq_lens,
         q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
         out.stride(0), out.stride(1), page_table.stride(0),
-        piece, wanted, sm_scale * math.log2(math.e), PIECES=pieces,
+        wanted, sm_scale * math.log2(math.e),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_TILES=group_tiles, HEAD_DIM=head_dim, PADDED_DIM=padded_dim,
         PAGE_SIZE=page_size, PTX=has_inline_ptx() and device.native_fp8, **plan, **tile, **dependent_launch(device),
     )  # fmt: skip
@@ -213,7 +204,7 @@ def _ceil_div(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
-@triton.jit(do_not_specialize=["wanted", "piece"])
+@triton.jit(do_not_specialize=["wanted"])
 def _flash_decoding_kernel(
     q_ptr,
     k_ptr,
@@ -235,10 +226,8 @@ def _flash_decoding_kernel(
     out_stride,
     out_head_stride,
     table_stride,
-    piece,
     wanted,
     scale_log2,
-    PIECES: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_TILES: tl.constexpr,
@@ -258,20 +247,18 @@ def _flash_decoding_kernel(
     kv_head = pair // GROUP_TILES % NUM_KV_HEADS
     k_ptr += kv_head.to(tl.int64) * k_head_stride  # a head-major view's heads lie a whole pool apart
     v_ptr += kv_head.to(tl.int64) * v_head_stride
-    if PDL and piece > 0:
-        _ask_for_keys(
-            k_ptr, v_ptr, page_table_ptr, table_rows_ptr + sequence, seq_lens_ptr + sequence, k_stride, v_stride, table_stride,
-            piece, wanted, PIECES, PAGE_SIZE, MIN_KEYS, MAX_KEYS, BLOCK_N,
-        )  # fmt: skip
-    wait_for_inputs(PDL, False)
+    # The index tensors may be read before the wait by contract, and what they lead to takes two reads to find.
     num_keys = tl.load(seq_lens_ptr + sequence)
     table_row = tl.load(table_rows_ptr + sequence)  # here, so that both are on their way together
     split_keys = _split_keys(num_keys, wanted, MIN_KEYS, MAX_KEYS, BLOCK_N)
     begin = split * split_keys
+    table_ptr = page_table_ptr + table_row.to(tl.int64) * table_stride
+    end = tl.minimum(begin + split_keys, num_keys)
+    keys = begin + tl.arange(0, BLOCK_N)
+    pages = tl.load(table_ptr + keys // PAGE_SIZE, mask=keys < end, other=0)
+    wait_for_inputs(PDL, False)
     if (begin >= num_keys) & (split > 0):  # the first split of padding stays, to write its zeros
         return
-    end = tl.minimum(begin + split_keys, num_keys)
-    table_ptr = page_table_ptr + table_row.to(tl.int64) * table_stride
 
     in_group = pair % GROUP_TILES * BLOCK_M + tl.arange(0, BLOCK_M)
     heads = kv_head * GROUP + in_group
@@ -295,8 +282,6 @@ def _flash_decoding_kernel(
     # Every tile of a split has a key, so a maximum is finite from the first tile on.
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    keys = begin + tl.arange(0, BLOCK_N)
-    pages = tl.load(table_ptr + keys // PAGE_SIZE, mask=keys < end, other=0)
     for _ in range(begin, end, BLOCK_N):
         # int64 first: rows * stride can pass 2**31. No %: from it Triton 3.6 infers that all rows are multiples of the page size.
         rows = pages.to(tl.int64) * PAGE_SIZE + (keys & (PAGE_SIZE - 1))
@@ -336,39 +321,6 @@ def _flash_decoding_kernel(
         tl.store(partial_lse_ptr + partials, row_max + tl.log2(row_sum), mask=in_group < GROUP)
 
 
-@triton.jit
-def _ask_for_keys(
-    k_ptr,
-    v_ptr,
-    page_table_ptr,
-    table_row_ptr,
-    seq_len_ptr,
-    k_stride,
-    v_stride,
-    table_stride,
-    piece,
-    wanted,
-    PIECES: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    MIN_KEYS: tl.constexpr,
-    MAX_KEYS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Ask for the first keys and values of this program's split.
-
-    What the index tensors say is read again after the wait, then from the first cache: kept until then, it would cost the kernel
-    36 registers a thread.
-    """
-    num_keys, table_row = tl.load(seq_len_ptr), tl.load(table_row_ptr)
-    begin = tl.program_id(1) * _split_keys(num_keys, wanted, MIN_KEYS, MAX_KEYS, BLOCK_N)
-    if begin < num_keys:
-        keys = tl.minimum(begin + tl.arange(0, BLOCK_N), num_keys - 1)
-        pages = tl.load(page_table_ptr + table_row.to(tl.int64) * table_stride + keys // PAGE_SIZE)
-        rows = pages.to(tl.int64) * PAGE_SIZE + (keys & (PAGE_SIZE - 1))
-        ask_ahead(k_ptr + rows * k_stride, piece, PIECES)
-        ask_ahead(v_ptr + rows * v_stride, piece, PIECES)
-
-
 @triton.jit(do_not_specialize=["wanted", "num_splits"])
 def _merge_kernel(
     partial_out_ptr,
@@ -389,9 +341,9 @@ def _merge_kernel(
 ):
     if tl.num_programs(0) <= _FEW_MERGED:
         let_next_begin(PDL)
-    wait_for_inputs(PDL, False)
     pair = tl.program_id(0).to(tl.int64)
     num_keys = tl.load(seq_lens_ptr + pair // NUM_HEADS)
+    wait_for_inputs(PDL, False)
     split_keys = _split_keys(num_keys, wanted, MIN_KEYS, MAX_KEYS, BLOCK_N)
     if split_keys >= num_keys:  # its only split has written the result
         return

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.fused.kv_inputs import check_rope_kv_write
-from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, let_next_begin, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 
@@ -155,7 +155,7 @@ def _rope_kv_write_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL)
+    let_next_begin(PDL)
     q_groups = tl.cdiv(num_heads, BLOCK_M)
     groups = q_groups + tl.cdiv(num_kv_heads, BLOCK_M)  # rows and groups both on axis 0: the others stop at 65,535
     token = (tl.program_id(0) // groups).to(tl.int64)
@@ -165,22 +165,24 @@ def _rope_kv_write_kernel(
     angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * cos_sin_stride + pairs
     cos = tl.load(angles, mask=pairs < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=pairs < HALF, other=0.0)
+    slot = tl.load(slot_mapping_ptr + token)
+    q_weight, k_weight = _halves(q_weight_ptr, pairs, HALF), _halves(k_weight_ptr, pairs, HALF)
+    wait_for_inputs(PDL, False)
 
     if group < q_groups:
         heads = (group * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
         inside = (heads < num_heads) & (pairs < HALF)  # [M, N]
         q_ptrs = q_ptr + token * q_stride + heads * q_head_stride + pairs
-        first, second = _turned(q_ptrs, q_weight_ptr, inside, pairs, cos, sin, eps, HALF)
+        first, second = _turned(q_ptrs, q_weight, inside, pairs, cos, sin, eps, HALF)
         tl.store(q_ptrs, first.to(q_ptr.dtype.element_ty), mask=inside)
         tl.store(q_ptrs + HALF, second.to(q_ptr.dtype.element_ty), mask=inside)
     else:
-        slot = tl.load(slot_mapping_ptr + token)
         if (slot >= 0) & (slot < num_rows):  # -1 is padding
             row = slot.to(tl.int64)  # row * stride passes 2**31 in pools that fit on a card
             heads = ((group - q_groups) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
             inside = (heads < num_kv_heads) & (pairs < HALF)
             k_ptrs = k_ptr + token * k_stride + heads * k_head_stride + pairs
-            first, second = _turned(k_ptrs, k_weight_ptr, inside, pairs, cos, sin, eps, HALF)
+            first, second = _turned(k_ptrs, k_weight, inside, pairs, cos, sin, eps, HALF)
             v_ptrs = v_ptr + token * v_stride + heads * v_head_stride + pairs
             first_value = tl.load(v_ptrs, mask=inside, other=0.0)
             second_value = tl.load(v_ptrs + HALF, mask=inside, other=0.0)
@@ -194,12 +196,21 @@ def _rope_kv_write_kernel(
 
 
 @triton.jit
-def _turned(ptrs, weight_ptr, inside, pairs, cos, sin, eps, HALF: tl.constexpr):
+def _halves(weight_ptr, pairs, HALF: tl.constexpr):
+    """Both halves of a head's weight, fp32 [1, N] each; None where there is no weight."""
+    if weight_ptr is None:
+        return None
+    first = tl.load(weight_ptr + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
+    return first, tl.load(weight_ptr + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _turned(ptrs, weight, inside, pairs, cos, sin, eps, HALF: tl.constexpr):
     """Both halves of some heads [M, N] in fp32, normed where there is a weight, and turned."""
     first = tl.load(ptrs, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(ptrs + HALF, mask=inside, other=0.0).to(tl.float32)
-    if weight_ptr is not None:
+    if weight is not None:
         scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)[:, None]
-        first *= scale * tl.load(weight_ptr + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
-        second *= scale * tl.load(weight_ptr + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
+        first *= scale * weight[0]
+        second *= scale * weight[1]
     return first * cos - second * sin, second * cos + first * sin

@@ -61,14 +61,14 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
         )  # fmt: skip
         return out
     grid = (triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
-    pieces = max(_THREADS // block_n, 1)
-    piece = piece_ahead(weight, block_n, pieces) if num_tokens <= _STREAMED_UP_TO else 0
     if "SPLIT_K" in tile:
         _few_tokens_kernel[grid](
-            x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k, piece,
-            PIECES=pieces, EVEN_K=even_k, **tile, **dependent_launch(device),
+            x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k,
+            EVEN_K=even_k, **tile, **dependent_launch(device),
         )  # fmt: skip
         return out
+    pieces = max(_THREADS // block_n, 1)
+    piece = piece_ahead(weight, block_n, pieces) if num_tokens <= _STREAMED_UP_TO else 0
     _dense_gemm_kernel[grid](
         x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k, piece,
         PIECES=pieces, EVEN_K=even_k, SWAPPED=block_m < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile, **dependent_launch(device),
@@ -191,7 +191,7 @@ def _dense_gemm_kernel(
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask & (cols < n)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_tokens", "piece"])
+@triton.jit(do_not_specialize=["num_tokens"])
 def _few_tokens_kernel(
     x_ptr,
     weight_ptr,
@@ -204,8 +204,6 @@ def _few_tokens_kernel(
     num_tokens,
     n,
     k,
-    piece,
-    PIECES: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -213,15 +211,12 @@ def _few_tokens_kernel(
     SPLIT_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_next_begin(PDL)
     tiles_n = tl.cdiv(n, BLOCK_N)
     rows = tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows64, cols64 = rows.to(tl.int64), cols.to(tl.int64)  # times a stride they can pass 2**31
     stride_k = tl.cast(weight_stride_k, tl.int64)
-    if PDL and piece > 0:
-        ask_ahead(weight_ptr + tl.minimum(cols64, n - 1) * weight_stride_n, piece, PIECES)
-    wait_for_inputs(PDL, False)
+    wait_for_inputs(PDL)
 
     STEP: tl.constexpr = BLOCK_K // SPLIT_K
     inner = tl.arange(0, SPLIT_K)[:, None, None] * STEP + tl.arange(0, STEP)[None, None, :]  # a share of k for each warp

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.norm.inputs import check_add_rms_norm, check_rms_norm
-from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, let_next_begin, wait_for_inputs
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
 
@@ -57,7 +57,8 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     Args:
         x: [num_tokens, d], fp32 | bf16 | fp16; inner stride 1, row stride free.
         residual: like x; read and written; apart from x and out.
-        weight: [d], same dtype; stride 1.
+        weight: [d], same dtype; stride 1. From sm90 on it may be read before the kernel launched last has ended, so it is not
+            what that one writes.
         out: like x; inner stride 1, row stride free; may be x itself.
         eps: added to the mean square.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
@@ -145,9 +146,12 @@ def _add_rms_norm_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL)
+    let_next_begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_N)
+    if not LOOPED:  # the weight is not in the cache, as x is: it would be waited for
+        weight = tl.load(weight_ptr + cols, mask=cols < d, other=0.0).to(tl.float32)
+    wait_for_inputs(PDL, False)
     x_row = x_ptr + token * x_stride
     residual_row = residual_ptr + token * residual_stride
     out_row = out_ptr + token * out_stride
@@ -168,7 +172,6 @@ def _add_rms_norm_kernel(
     else:
         inside = cols < d
         rounded, total = _add(x_row + cols, residual_row + cols, inside)
-        weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(total * total, 0) / d + eps)
         tl.store(residual_row + cols, rounded, mask=inside)
         tl.store(out_row + cols, (total * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)

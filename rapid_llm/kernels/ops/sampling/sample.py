@@ -237,10 +237,14 @@ def _mass_kernel(
         mass = tl.where(cols < vocab_size, _mass(z), 0)
         own_ptr = masses_ptr + program.to(tl.int64) * (_DRAWS + 1)
         tl.store(own_ptr, tl.sum(mass, 0))
+        largest = tl.max(tl.where(cols < vocab_size, z, float("-inf")), 0)
         for draw in tl.static_range(_DRAWS):
             token, score = tl.load(ids_ptr + row * _DRAWS + draw), tl.load(scores_ptr + row * _DRAWS + draw)
-            is_before = (z > score) | ((z == score) & (cols < token))
-            tl.store(own_ptr + 1 + draw, tl.sum(tl.where(is_before, mass, 0), 0))
+            before = tl.full([], 0, tl.int64)
+            if largest >= score:  # most splits hold nothing as likely as what is drawn
+                is_before = (z > score) | ((z == score) & (cols < token))
+                before = tl.sum(tl.where(is_before, mass, 0), 0)
+            tl.store(own_ptr + 1 + draw, before)
 
 
 @triton.jit(do_not_specialize_on_alignment=_BY_ROW)

@@ -13,7 +13,10 @@ WHOLE_FAMILIES = ("activation", "embeddings", "kvcache", "moe", "norm", "rotary"
 # Kernels that read what the kernel before them does not write, by contract, before they wait, and the arguments that this is.
 READ_EARLY = {
     "_gemv_kernel": {"weight_ptr"},
+    "_add_rms_norm_kernel": {"weight_ptr"},
+    "_rope_kv_write_kernel": {"positions_ptr", "cos_sin_ptr", "slot_mapping_ptr", "q_weight_ptr", "k_weight_ptr"},
     "_flash_decoding_kernel": {"seq_lens_ptr", "table_rows_ptr", "page_table_ptr"},
+    "_merge_splits_kernel": {"seq_lens_ptr"},
 }
 # By op, sizes whose launches are others than those of one token and of 64.
 OTHER_SIZES = {

@@ -31,7 +31,6 @@ _PROGRAMS = 512  # three or four for each multiprocessor of a large card: enough
 _LONGEST_SPLIT = 16_384  # keys of one program at most, so that one long sequence does not hold up a large batch
 _FIXED_SPLIT = 256  # keys of a fixed split, grown where the table would hold more than _FIXED_SPLITS of them
 _FIXED_SPLITS = 64
-_FEW_MERGED = tl.constexpr(64)  # programs; behind a merge of more the next kernel comes as it leaves: coming sooner costs more
 _MERGED_AT_ONCE = tl.constexpr(16)  # splits that the merge kernel loads together, and those of a sequence with more of them:
 _MANY_MERGED_AT_ONCE = tl.constexpr(64)  # its loads are on their way at a time then
 
@@ -172,7 +171,7 @@ def _decode(
         PAGE_SIZE=page_size, PTX=has_inline_ptx() and device.native_fp8, **plan, **tile, **dependent_launch(device),
     )  # fmt: skip
     if num_splits > 1:
-        _merge_kernel[(num_seqs * num_heads,)](
+        _merge_splits_kernel[(num_seqs * num_heads,)](
             partial_out, partial_lse, out, seq_lens, out.stride(0), out.stride(1), wanted, num_splits,
             NUM_HEADS=num_heads, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, **plan, BLOCK_N=tile["BLOCK_N"],
             num_warps=4, num_stages=1, **dependent_launch(device),
@@ -322,7 +321,7 @@ def _flash_decoding_kernel(
 
 
 @triton.jit(do_not_specialize=["wanted", "num_splits"])
-def _merge_kernel(
+def _merge_splits_kernel(
     partial_out_ptr,
     partial_lse_ptr,
     out_ptr,
@@ -339,8 +338,7 @@ def _merge_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if tl.num_programs(0) <= _FEW_MERGED:
-        let_next_begin(PDL)
+    let_next_begin(PDL)
     pair = tl.program_id(0).to(tl.int64)
     num_keys = tl.load(seq_lens_ptr + pair // NUM_HEADS)
     wait_for_inputs(PDL, False)

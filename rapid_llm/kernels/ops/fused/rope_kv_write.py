@@ -40,6 +40,8 @@ def rope_kv_write(
         slot_mapping: [num_tokens], int32; those inside the pool distinct, in any order; stride 1.
         k_pool, v_pool: [num_rows, num_kv_heads, head_dim], same dtype; inner stride 1, the others free; only the named rows are
             written.
+    From sm90 on positions, cos_sin, slot_mapping and weights may be read before the kernel launched last has ended, so they are
+    not what that one writes.
     Raises: KernelInputError on any other shape, dtype, stride or device; nothing is launched then.
     Twin: kernels/reference/fused.py::rope_kv_write. Origin: this repo.
     """

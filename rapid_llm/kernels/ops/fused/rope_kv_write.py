@@ -168,7 +168,9 @@ def _rope_kv_write_kernel(
     cos = tl.load(angles, mask=pairs < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=pairs < HALF, other=0.0)
     slot = tl.load(slot_mapping_ptr + token)
-    q_weight, k_weight = _halves(q_weight_ptr, pairs, HALF), _halves(k_weight_ptr, pairs, HALF)
+    q_weight, k_weight = None, None
+    if q_weight_ptr is not None:
+        q_weight, k_weight = _halves(q_weight_ptr, pairs, HALF), _halves(k_weight_ptr, pairs, HALF)
     wait_for_inputs(PDL, False)
 
     if group < q_groups:
@@ -199,9 +201,7 @@ def _rope_kv_write_kernel(
 
 @triton.jit
 def _halves(weight_ptr, pairs, HALF: tl.constexpr):
-    """Both halves of a head's weight, fp32 [1, N] each; None where there is no weight."""
-    if weight_ptr is None:
-        return None
+    """Both halves of a head's weight, fp32 [1, N] each."""
     first = tl.load(weight_ptr + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
     return first, tl.load(weight_ptr + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
 

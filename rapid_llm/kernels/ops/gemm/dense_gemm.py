@@ -50,7 +50,7 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
     device = launch_device(x)
     tile = resolve_tiles("dense_gemm", device=device, dtype=x.dtype, num_tokens=tile_tokens, n=n, k=k).launch()
     block_m, block_n = tile["BLOCK_M"], tile["BLOCK_N"]
-    even_k = k % tile["BLOCK_K"] == 0
+    even_k = k > 0 and k % tile["BLOCK_K"] == 0
     if block_m == 1:
         del tile["BLOCK_M"]
         _gemv_kernel[(triton.cdiv(n, block_n),)](

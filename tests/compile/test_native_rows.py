@@ -5,6 +5,7 @@ import pytest
 from rapid_llm.kernels.dispatcher.catalog import catalog
 from rapid_llm.kernels.ops.tile_policy import forget_tiles
 from rapid_llm.kernels.testing.hazards import store_load_hazards
+from tests.compile.early_accesses import early_accesses
 from tests.compile.launches import (
     NATIVE_ROWS,
     compiled_call,
@@ -72,6 +73,7 @@ def test_a_row_compiles_over_its_sweep_and_fits_the_device(row, dtype, simulated
         assert launch.cubin, launch.kernel
         assert simulated.native_fp8 or ".e4m3" not in launch.ptx, f"{launch.kernel} names e4m3 below sm89"
         assert store_load_hazards(launch.ttgir) == [], launch.kernel
+        assert not launch.constexprs.get("PDL") or early_accesses(launch) == [], launch.kernel
 
 
 @pytest.mark.case("C1")

@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.ops.primitives.dependent_launch import wait_for_inputs
+
 
 @triton.jit
 def copy_rows(x_ptr, out_ptr, x_stride, out_stride, d, MASKED: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr):
@@ -144,3 +146,21 @@ def add_to(out_ptr, x_ptr, n):
     """out[0] += every x, one atomic addition each."""
     for i in range(n):
         tl.atomic_add(out_ptr, tl.load(x_ptr + i))
+
+
+@triton.jit
+def weighted(x_ptr, weight_ptr, out_ptr, FLAW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """out = x * weight, the weight read before the kernel waits for its inputs."""
+    cols = tl.arange(0, BLOCK_N)
+    if FLAW == "leaves" and tl.program_id(0) > 0:
+        return
+    weight = tl.load(weight_ptr + cols)
+    if FLAW == "reads":
+        x = tl.load(x_ptr + cols)
+    if FLAW == "writes":
+        tl.store(out_ptr + cols, weight)
+    if FLAW != "stays":
+        wait_for_inputs(True)
+    if FLAW != "reads":
+        x = tl.load(x_ptr + cols)
+    tl.store(out_ptr + cols, x * weight)

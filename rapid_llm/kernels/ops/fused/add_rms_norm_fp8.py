@@ -10,6 +10,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.fused.inputs import check_add_rms_norm_fp8
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.primitives.e4m3 import casts_in_two_steps, e4m3_scale, to_e4m3
 from rapid_llm.kernels.ops.primitives.magnitudes import finite_magnitudes
 from rapid_llm.kernels.ops.primitives.scales import GROUP
@@ -46,7 +47,7 @@ def add_rms_norm_fp8(
             x, residual, weight, out, scales, x.stride(0), residual.stride(0), out.stride(0),
             scales.stride(0), scales.stride(1) if grouped else 0, d, eps,
             GROUPED=grouped, WIDTH=GROUP if grouped else tile["BLOCK_N"], LOOPED=d > tile["BLOCK_N"],
-            TWO_STEPS=casts_in_two_steps(device), **tile,
+            TWO_STEPS=casts_in_two_steps(device), **tile, **dependent_launch(device),
         )  # fmt: skip
     return out
 
@@ -70,7 +71,9 @@ def _add_rms_norm_fp8_kernel(
     LOOPED: tl.constexpr,
     TWO_STEPS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)  # token * stride can pass 2**31
     groups = tl.arange(0, BLOCK_N // WIDTH)
     cols = groups[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]  # [G, W]

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.fused.inputs import check_swiglu_fp8
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.primitives.e4m3 import casts_in_two_steps, e4m3_scale, to_e4m3
 from rapid_llm.kernels.ops.primitives.magnitudes import finite_magnitudes
 from rapid_llm.kernels.ops.primitives.scales import GROUP
@@ -33,12 +34,12 @@ def swiglu_fp8(gate_up: torch.Tensor, *, out: torch.Tensor, scales: torch.Tensor
     device = launch_device(out)
     sizes = {"num_tokens": num_tokens, "d": d, "group": group}
     tile = resolve_tiles("swiglu_fp8", device=device, dtype=gate_up.dtype, **sizes).launch()
-    two_steps = casts_in_two_steps(device)
+    two_steps, pdl = casts_in_two_steps(device), dependent_launch(device)
     if group == d:
         tile.pop("BLOCK_M", None)
         _swiglu_rows_kernel[(num_tokens,)](
             gate_up, out, scales, gate_up.stride(0), out.stride(0), scales.stride(0), d,
-            LOOPED=d > tile["BLOCK_N"], TWO_STEPS=two_steps, **tile,
+            LOOPED=d > tile["BLOCK_N"], TWO_STEPS=two_steps, **tile, **pdl,
         )  # fmt: skip
         return out
     tile["BLOCK_N"] = GROUP
@@ -47,7 +48,7 @@ def swiglu_fp8(gate_up: torch.Tensor, *, out: torch.Tensor, scales: torch.Tensor
     grid = (triton.cdiv(num_tokens, tile["BLOCK_M"] // across) * triton.cdiv(groups, across),)
     _swiglu_groups_kernel[grid](
         gate_up, out, scales, gate_up.stride(0), out.stride(0), scales.stride(0), scales.stride(1), num_tokens, d,
-        ACROSS=across, TWO_STEPS=two_steps, **tile,
+        ACROSS=across, TWO_STEPS=two_steps, **tile, **pdl,
     )  # fmt: skip
     return out
 
@@ -64,7 +65,9 @@ def _swiglu_rows_kernel(
     LOOPED: tl.constexpr,
     TWO_STEPS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)  # row * stride can pass 2**31
     cols = tl.arange(0, BLOCK_N)
     gate_row, out_row = gate_up_ptr + row * gate_up_stride, out_ptr + row * out_stride
@@ -100,7 +103,9 @@ def _swiglu_groups_kernel(
     TWO_STEPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     # BLOCK_M groups of BLOCK_N elements: ACROSS of each of some tokens. All programs on axis 0: the others stop at 65,535.
     tiles = tl.cdiv(tl.cdiv(d, BLOCK_N), ACROSS)
     within = tl.arange(0, BLOCK_M)

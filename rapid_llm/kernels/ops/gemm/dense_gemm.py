@@ -16,7 +16,7 @@ from rapid_llm.kernels.ops.primitives.dependent_launch import (
     ask_ahead,
     dependent_launch,
     let_next_begin,
-    piece_ahead,
+    pieces_ahead,
     wait_for_inputs,
 )
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
@@ -24,8 +24,6 @@ from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 _GROUP_M = 8  # token tiles whose programs run one after another before the next output tile
 _HELD = 512  # bytes of the weight that a thread may have on their way to its registers
 _MOST_REGISTERS = 128  # a thread: eight programs of two warps, all that 4,096 outputs need of a card, are then in place at a time
-_THREADS = 128  # of the fewest warps that multiply; each asks for one piece of the weight ahead
-_STREAMED_UP_TO = 64  # tokens; more are bound by arithmetic
 _SWAPPED_BELOW = 64  # rows of the least warpgroup product: fewer tokens than that go on its other side
 
 
@@ -67,8 +65,7 @@ def dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor, bias
             EVEN_K=even_k, **tile, **dependent_launch(device),
         )  # fmt: skip
         return out
-    pieces = max(_THREADS // block_n, 1)
-    piece = piece_ahead(weight, block_n, pieces) if num_tokens <= _STREAMED_UP_TO else 0
+    piece, pieces = pieces_ahead(weight, num_tokens, block_n)
     _dense_gemm_kernel[grid](
         x, weight, bias, out, x.stride(0), weight.stride(0), weight.stride(1), out.stride(0), num_tokens, n, k, piece,
         PIECES=pieces, EVEN_K=even_k, SWAPPED=block_m < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile, **dependent_launch(device),

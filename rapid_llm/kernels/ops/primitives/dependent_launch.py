@@ -21,6 +21,8 @@ from rapid_llm.kernels.ops.primitives.codes import has_inline_ptx
 _LEAST_SM = 90
 _MOST_AHEAD = 32 << 10  # bytes of a program: those of all programs in place at a time stay well below a large cache
 _ALIGNED = 16  # bytes; such are asked for
+_THREADS = 128  # of the fewest warps that multiply; each asks for one piece of the weight ahead
+_STREAMED_UP_TO = 64  # tokens; more are bound by arithmetic
 
 
 def dependent_launch(device: DeviceInfo) -> dict[str, bool]:
@@ -29,18 +31,31 @@ def dependent_launch(device: DeviceInfo) -> dict[str, bool]:
     return {"PDL": can, "launch_pdl": can}
 
 
-def piece_ahead(rows: torch.Tensor, num_rows: int, pieces: int) -> int:
+def pieces_ahead(weight: torch.Tensor, num_tokens: int, block_n: int, splits: int = 1) -> tuple[int, int]:
+    """What a program of a product asks for of each row of its weight ahead of its inputs: bytes of a piece, and how many pieces.
+
+    Args:
+        weight: as ``rows`` of ``piece_ahead``.
+        num_tokens: where they are many, the product is bound by arithmetic, and nothing is asked for.
+        block_n: rows of the weight that a program multiplies.
+        splits: programs that share out a row.
+    """
+    pieces = max(_THREADS // block_n, 1)
+    return piece_ahead(weight, block_n, pieces, splits) if num_tokens <= _STREAMED_UP_TO else 0, pieces
+
+
+def piece_ahead(rows: torch.Tensor, num_rows: int, pieces: int, splits: int = 1) -> int:
     """Bytes of each of ``pieces`` neighbouring pieces of a row that a program asks for ahead of its inputs; 0 for none.
 
     Args:
-        rows: [..., k] of any dtype; there is nothing to ask for where its rows do not all begin on 16 bytes.
-        num_rows: how many of them a program asks for.
+        rows: [n, k] that no kernel writes, of any dtype; there is nothing to ask for where rows do not begin on 16 bytes.
+        num_rows: rows of which a program asks for the first pieces.
+        splits: programs that share out a row; each asks for no more than its share.
     """
     size = rows.element_size()
-    apart = [stride * size for stride in rows.stride()[:-1]]
-    if rows.stride(-1) != 1 or not rows.numel() or any(place % _ALIGNED for place in (rows.data_ptr(), *apart)):
+    if rows.stride(1) != 1 or rows.data_ptr() % _ALIGNED or rows.stride(0) * size % _ALIGNED:
         return 0
-    return min(rows.shape[-1] * size, _MOST_AHEAD // num_rows) // (pieces * _ALIGNED) * _ALIGNED
+    return min(rows.shape[1] * size // splits, _MOST_AHEAD // num_rows) // (pieces * _ALIGNED) * _ALIGNED
 
 
 @triton.jit
@@ -63,14 +78,23 @@ def wait_for_inputs(PDL: tl.constexpr, LET_NEXT_BEGIN: tl.constexpr = True):
 
 
 @triton.jit
-def ask_ahead(row_ptrs, piece, PIECES: tl.constexpr):
-    """Have the first PIECES * piece bytes of rows brought into the L2 cache, before ``wait_for_inputs`` and without waiting.
+def ask_ahead(row_ptrs, piece, PIECES: tl.constexpr, first=0):
+    """Have PIECES * piece bytes of rows brought into the L2 cache, before ``wait_for_inputs`` and without waiting.
 
     For what no kernel writes: weights are read while the kernel before this one still computes. ``row_ptrs``: [N], and ``piece``
-    above 0, both as ``piece_ahead`` finds them.
+    above 0, both as ``piece_ahead`` finds them; ``first``: the byte of a row to begin at, as ``first_ahead`` finds it.
     """
-    piece_ptrs = row_ptrs.to(tl.int64)[:, None] + piece * tl.arange(0, PIECES)[None, :]
+    piece_ptrs = row_ptrs.to(tl.int64)[:, None] + (first + piece * tl.arange(0, PIECES))[None, :]
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r", [piece_ptrs, piece],
         dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@triton.jit
+def first_ahead(share, row_bytes, piece, PIECES: tl.constexpr):
+    """The byte of a row to ask from, for a program whose share of it begins at byte ``share``, which may be past the end.
+
+    It is a multiple of 16, as what is asked for has to be, and lies so far back that PIECES * piece bytes end within the row.
+    """
+    return tl.minimum(share, row_bytes - piece * PIECES) // 16 * 16

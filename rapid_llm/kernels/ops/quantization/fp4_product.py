@@ -22,6 +22,14 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import (
+    ask_ahead,
+    dependent_launch,
+    first_ahead,
+    let_next_begin,
+    pieces_ahead,
+    wait_for_inputs,
+)
 from rapid_llm.kernels.ops.quantization.split_k import merge_parts
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
@@ -41,15 +49,15 @@ def launch_product(
 
     Args:
         op: "nvfp4_gemm", whose scales are e4m3, or "mxfp4_gemm", whose scales are exponents and whose global_scales are None.
-        x, weight, scales, global_scales, bias, out: as there.
+        x, weight, scales, global_scales, bias, out: as there; from sm90 on the weight may be read before the kernel launched
+            last has ended, so it is not what that one writes.
     """
     (num_tokens, k), n = x.shape, weight.shape[0]
     if not num_tokens or not n:
         return out
     group = k // scales.shape[1]
-    tile = resolve_tiles(
-        op, device=launch_device(x), dtype=x.dtype, block_k_multiple=group, num_tokens=num_tokens, n=n, k=k
-    ).launch()  # fmt: skip
+    device = launch_device(x)
+    tile = resolve_tiles(op, device=device, dtype=x.dtype, block_k_multiple=group, num_tokens=num_tokens, n=n, k=k).launch()
     if global_scales is None and x.dtype == torch.float16:  # two bf16 numbers for each of x take twice the registers
         tile["BLOCK_K"] = max(tile["BLOCK_K"] // 2, group)
     words = weight.view(torch.int32)
@@ -60,16 +68,17 @@ def launch_product(
         even = n % tile["BLOCK_N"] == 0 and k % tile["BLOCK_K"] == 0
         _fp4_gemv_kernel[(triton.cdiv(n, tile["BLOCK_N"]),)](
             x, words, scale_bytes, global_scales, bias, out, words.stride(0), scales.stride(0), global_stride, n, k,
-            GROUP=group, EVEN=even, **tile,
+            GROUP=group, EVEN=even, **tile, **dependent_launch(device),
         )  # fmt: skip
         return out
     splits = tile.setdefault("SPLIT_K", 1)
+    piece, pieces = pieces_ahead(words, num_tokens, tile["BLOCK_N"], splits)
     target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
     grid = (splits * triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
     _fp4_gemm_kernel[grid](
         x, words, scale_bytes, global_scales, bias if splits == 1 else None, target,
-        x.stride(0), words.stride(0), scales.stride(0), global_stride, target.stride(0), num_tokens, n, k,
-        GROUP=group, EVEN_K=k % tile["BLOCK_K"] == 0, GROUP_M=_GROUP_M, **tile,
+        x.stride(0), words.stride(0), scales.stride(0), global_stride, target.stride(0), num_tokens, n, k, piece,
+        PIECES=pieces, GROUP=group, EVEN_K=k % tile["BLOCK_K"] == 0, GROUP_M=_GROUP_M, **tile, **dependent_launch(device),
     )  # fmt: skip
     if splits > 1:
         merge_parts(target.view(splits, num_tokens, n), bias, out)
@@ -93,30 +102,23 @@ def _fp4_gemv_kernel(
     EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     cols64, col_mask = cols.to(tl.int64), cols < n
     IS_E8M0: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint8
     WORDS: tl.constexpr = BLOCK_K // 8
     GROUPS: tl.constexpr = BLOCK_K // GROUP
-    inner, parts, groups = tl.arange(0, BLOCK_K), tl.arange(0, WORDS), tl.arange(0, GROUPS)
-    words_ptrs = words_ptr + cols64[:, None] * words_stride + parts[None, :]  # [N, K / 8]
-    scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + groups[None, :]  # [N, K / GROUP]
+    words_ptrs = words_ptr + cols64[:, None] * words_stride + tl.arange(0, WORDS)[None, :]  # [N, K / 8]
+    scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + tl.arange(0, GROUPS)[None, :]  # [N, K / GROUP]
+    words = _gemv_words(words_ptrs, col_mask, 0, k, EVEN)
+    wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_N, GROUPS), tl.float32)
-    for start in range(0, k, BLOCK_K):
-        if EVEN:
-            words, x = tl.load(words_ptrs + start // 8), tl.load(x_ptr + start + inner)
-            scales = tl.load(scales_ptrs + start // GROUP)
-        else:
-            words = tl.load(words_ptrs + start // 8, mask=col_mask[:, None] & (start + 8 * parts < k)[None, :], other=0)
-            x = tl.load(x_ptr + start + inner, mask=start + inner < k, other=0.0)
-            there = col_mask[:, None] & (start + GROUP * groups < k)[None, :]
-            scales = tl.load(scales_ptrs + start // GROUP, mask=there, other=0)
-        numbers = _decoded(words, False).to(tl.float32).reshape(BLOCK_N, 4, WORDS, 2)  # bf16 holds every code, whatever x is
-        x = x.to(tl.float32).reshape(WORDS, 2, 4).permute(2, 0, 1)  # in the order of the codes
-        sums = tl.sum(tl.sum(numbers * x[None, :, :, :], 3), 1)  # of a word, within a thread
-        sums = tl.sum(sums.reshape(BLOCK_N, GROUPS, GROUP // 8), 2)
-        acc += sums * (_quarters(scales) if IS_E8M0 else _e4m3_values(scales))
+    acc = _add_gemv_sums(acc, words, x_ptr, scales_ptrs, col_mask, 0, k, GROUP, EVEN)
+    for start in range(BLOCK_K, k, BLOCK_K):
+        words = _gemv_words(words_ptrs, col_mask, start, k, EVEN)
+        acc = _add_gemv_sums(acc, words, x_ptr, scales_ptrs, col_mask, start, k, GROUP, EVEN)
     result = tl.sum(acc, 1)
     if IS_E8M0:
         result *= 4.0
@@ -127,7 +129,38 @@ def _fp4_gemv_kernel(
     tl.store(out_ptr + cols, result.to(out_ptr.dtype.element_ty), mask=col_mask)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
+def _gemv_words(words_ptrs, col_mask, start, k, EVEN: tl.constexpr):
+    """Words of the step at ``start``, [N, WORDS]; 0 past k and past the last output."""
+    if EVEN:
+        words = tl.load(words_ptrs + start // 8)
+    else:
+        left = start + 8 * tl.arange(0, words_ptrs.shape[1]) < k
+        words = tl.load(words_ptrs + start // 8, mask=col_mask[:, None] & left[None, :], other=0)
+    return words
+
+
+@triton.jit
+def _add_gemv_sums(acc, words, x_ptr, scales_ptrs, col_mask, start, k, GROUP: tl.constexpr, EVEN: tl.constexpr):
+    """``acc`` [N, GROUPS] and the scaled sums of the products of the step at ``start``."""
+    BLOCK_N: tl.constexpr = words.shape[0]
+    WORDS: tl.constexpr = words.shape[1]
+    GROUPS: tl.constexpr = acc.shape[1]
+    inner, groups = start + tl.arange(0, 8 * WORDS), tl.arange(0, GROUPS)
+    if EVEN:
+        x, scales = tl.load(x_ptr + inner), tl.load(scales_ptrs + start // GROUP)
+    else:
+        x = tl.load(x_ptr + inner, mask=inner < k, other=0.0)
+        there = col_mask[:, None] & (start + GROUP * groups < k)[None, :]
+        scales = tl.load(scales_ptrs + start // GROUP, mask=there, other=0)
+    numbers = _decoded(words, False).to(tl.float32).reshape(BLOCK_N, 4, WORDS, 2)  # bf16 holds every code, whatever x is
+    x = x.to(tl.float32).reshape(WORDS, 2, 4).permute(2, 0, 1)  # in the order of the codes
+    sums = tl.sum(tl.sum(numbers * x[None, :, :, :], 3), 1)  # of a word, within a thread
+    sums = tl.sum(sums.reshape(BLOCK_N, GROUPS, GROUP // 8), 2)
+    return acc + sums * (_quarters(scales) if scales.dtype == tl.uint8 else _e4m3_values(scales))
+
+
+@triton.jit(do_not_specialize=["num_tokens", "piece"])
 def _fp4_gemm_kernel(
     x_ptr,
     words_ptr,
@@ -143,6 +176,8 @@ def _fp4_gemm_kernel(
     num_tokens,
     n,
     k,
+    piece,
+    PIECES: tl.constexpr,
     GROUP: tl.constexpr,
     EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr,
@@ -150,7 +185,9 @@ def _fp4_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
     split, tile = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
@@ -161,7 +198,12 @@ def _fp4_gemm_kernel(
     cols = (within // group_m) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows64, cols64 = rows.to(tl.int64), cols.to(tl.int64)  # times a stride they can pass 2**31
     row_mask, col_mask = rows < num_tokens, cols < n
+    share = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
 
+    if PDL and piece > 0:
+        first = first_ahead(split * share // 2, k // 2, piece, PIECES)
+        ask_ahead(words_ptr + tl.minimum(cols64, n - 1) * words_stride, piece, PIECES, first)
+    wait_for_inputs(PDL)
     IS_E8M0: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint8
     IN_FP16: tl.constexpr = x_ptr.dtype.element_ty == tl.float16 and not IS_E8M0
     WORDS: tl.constexpr = BLOCK_K // 8
@@ -169,7 +211,6 @@ def _fp4_gemm_kernel(
     x_ptrs = x_ptr + rows64[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]  # [M, K]
     words_ptrs = words_ptr + cols64[:, None] * words_stride + tl.arange(0, WORDS)[None, :]  # [N, K / 8]
     scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + tl.arange(0, GROUPS)[None, :]  # [N, K / GROUP]
-    share = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in range(split * share, tl.minimum(split * share + share, k), BLOCK_K):
         x_mask, words_mask, scales_mask = row_mask[:, None], col_mask[:, None], col_mask[:, None]

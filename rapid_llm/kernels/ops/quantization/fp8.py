@@ -16,6 +16,14 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.primitives.bytes_in_memory import NARROW_STEP, loads_in_full
+from rapid_llm.kernels.ops.primitives.dependent_launch import (
+    ask_ahead,
+    dependent_launch,
+    first_ahead,
+    let_next_begin,
+    pieces_ahead,
+    wait_for_inputs,
+)
 from rapid_llm.kernels.ops.primitives.e4m3 import casts_in_two_steps, e4m3_scale, to_e4m3
 from rapid_llm.kernels.ops.primitives.magnitudes import finite_magnitudes
 from rapid_llm.kernels.ops.primitives.scales import GROUP, strides_of
@@ -51,10 +59,11 @@ def quantize_fp8(x: torch.Tensor, *, out: torch.Tensor, scales: torch.Tensor, st
     group = GROUP if static else group  # no scale spans a program, so it may cover any part of a row
     device = launch_device(x)
     tile = resolve_tiles("quantize_fp8", device=device, dtype=x.dtype, num_tokens=num_tokens, k=k, group=group).launch()
+    two_steps, pdl = casts_in_two_steps(device), dependent_launch(device)
     if group == k and not static:
         _quantize_rows_kernel[(triton.cdiv(num_tokens, tile["BLOCK_M"]),)](
             x, out, scales, x.stride(0), out.stride(0), scales.stride(0), num_tokens, k,
-            LOOPED=k > tile["BLOCK_N"], TWO_STEPS=casts_in_two_steps(device), **tile,
+            LOOPED=k > tile["BLOCK_N"], TWO_STEPS=two_steps, **tile, **pdl,
         )  # fmt: skip
         return out
     tile["BLOCK_N"] = GROUP
@@ -63,7 +72,7 @@ def quantize_fp8(x: torch.Tensor, *, out: torch.Tensor, scales: torch.Tensor, st
     grid = (triton.cdiv(num_tokens, tile["BLOCK_M"] // across) * triton.cdiv(groups, across),)
     _quantize_groups_kernel[grid](
         x, out, scales, x.stride(0), out.stride(0), scales.stride(0), 0 if static else scales.stride(1), num_tokens, k,
-        GIVEN=static, ACROSS=across, TWO_STEPS=casts_in_two_steps(device), **tile,
+        GIVEN=static, ACROSS=across, TWO_STEPS=two_steps, **tile, **pdl,
     )  # fmt: skip
     return out
 
@@ -82,7 +91,9 @@ def _quantize_rows_kernel(
     TWO_STEPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # times a stride they can pass 2**31
     cols = tl.arange(0, BLOCK_N)[None, :]
     there = (rows < num_tokens)[:, None]
@@ -122,7 +133,9 @@ def _quantize_groups_kernel(
     TWO_STEPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     # BLOCK_M groups of BLOCK_N elements: ACROSS of each of some tokens. All programs on axis 0: the others stop at 65,535.
     tiles = tl.cdiv(tl.cdiv(k, BLOCK_N), ACROSS)
     within = tl.arange(0, BLOCK_M)
@@ -154,7 +167,8 @@ def fp8_gemm(
 
     Args:
         x: [num_tokens, k], float8_e4m3fn; inner stride 1, row stride free.
-        weight: [n, k], float8_e4m3fn; inner stride 1, row stride free.
+        weight: [n, k], float8_e4m3fn; inner stride 1, row stride free. From sm90 on it may be read before the kernel launched
+            last has ended, so it is not what that one writes.
         x_scales: fp32, any strides: [1]; [num_tokens] (or [num_tokens, 1]); or [num_tokens, ceil(k / 128)].
         weight_scales: fp32, any strides: [1] or [n] (or [n, 1]); beside an x scale for each 128 of k, [ceil(n / 128),
             ceil(k / 128)] or [n, ceil(k / 128)].
@@ -169,9 +183,8 @@ def fp8_gemm(
     (num_tokens, k), n = x.shape, weight.shape[0]
     if not num_tokens or not n:
         return out
-    tile = resolve_tiles(
-        "fp8_gemm", device=launch_device(x), dtype=out.dtype, num_tokens=num_tokens, n=n, k=k, group=group
-    ).launch()
+    device = launch_device(x)
+    tile = resolve_tiles("fp8_gemm", device=device, dtype=out.dtype, num_tokens=num_tokens, n=n, k=k, group=group).launch()
     grouped = (group, outputs) != (k, 1)
     if grouped:
         tile["BLOCK_K"] = GROUP
@@ -180,13 +193,14 @@ def fp8_gemm(
     elif not loads_in_full(x, weight):
         tile["BLOCK_K"] = min(tile["BLOCK_K"], NARROW_STEP)
     splits = tile.setdefault("SPLIT_K", 1)
+    piece, pieces = pieces_ahead(weight, num_tokens, tile["BLOCK_N"], splits)
     target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
     grid = (splits * triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
     _fp8_gemm_kernel[grid](
         x, weight, x_scales, weight_scales, bias if splits == 1 else None, target,
         x.stride(0), weight.stride(0), *strides_of(x_scales), *strides_of(weight_scales), target.stride(0), num_tokens, n, k,
-        OUTPUTS=outputs if grouped else 0, EVEN_K=k % tile["BLOCK_K"] == 0, SWAPPED=tile["BLOCK_M"] < _SWAPPED_BELOW,
-        GROUP_M=_GROUP_M, **tile,
+        piece, PIECES=pieces, OUTPUTS=outputs if grouped else 0, EVEN_K=k % tile["BLOCK_K"] == 0,
+        SWAPPED=tile["BLOCK_M"] < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile, **dependent_launch(device),
     )  # fmt: skip
     if splits > 1:
         merge_parts(target.view(splits, num_tokens, n), bias, out)
@@ -194,7 +208,7 @@ def fp8_gemm(
 
 
 # Strides of x's scales are 0 where there is one for all: as plain numbers one and many tokens share a binary.
-@triton.jit(do_not_specialize=["num_tokens", "x_scales_stride", "x_scales_stride_k"])
+@triton.jit(do_not_specialize=["num_tokens", "piece", "x_scales_stride", "x_scales_stride_k"])
 def _fp8_gemm_kernel(
     x_ptr,
     weight_ptr,
@@ -212,6 +226,8 @@ def _fp8_gemm_kernel(
     num_tokens,
     n,
     k,
+    piece,
+    PIECES: tl.constexpr,
     OUTPUTS: tl.constexpr,
     EVEN_K: tl.constexpr,
     SWAPPED: tl.constexpr,
@@ -220,7 +236,9 @@ def _fp8_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
     split, tile = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
@@ -232,13 +250,17 @@ def _fp8_gemm_kernel(
     inner = tl.arange(0, BLOCK_K)
     rows64, cols64 = rows.to(tl.int64), cols.to(tl.int64)  # times a stride they can pass 2**31
     row_mask, col_mask = rows < num_tokens, cols < n
+    share = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
 
+    if PDL and piece > 0:
+        first = first_ahead(split * share, k, piece, PIECES)
+        ask_ahead(weight_ptr + tl.minimum(cols64, n - 1) * weight_stride, piece, PIECES, first)
+    wait_for_inputs(PDL)
     # Kept apart from the pointers: where strides are odd, a pointer of each element would live across the loop.
     x_offsets = rows64[:, None] * x_stride + inner[None, :]  # [M, K]
     weight_offsets = cols64[:, None] * weight_stride + inner[None, :]  # [N, K]
     x_scales_ptrs = x_scales_ptr + rows64 * x_scales_stride
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAPPED else (BLOCK_M, BLOCK_N), tl.float32)
-    share = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT_K) * BLOCK_K
     weight_scales_ptrs = weight_scales_ptr + (cols64 if OUTPUTS <= 1 else cols64 // OUTPUTS) * weight_scales_stride
     if OUTPUTS >= BLOCK_N:  # one scale for all outputs of the program, which is a number then
         weight_scales_ptrs = weight_scales_ptr + ((within // group_m) * BLOCK_N // OUTPUTS).to(tl.int64) * weight_scales_stride

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.quantization.columns_inputs import check_gather_columns
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
 
@@ -22,14 +23,18 @@ def gather_columns(x: torch.Tensor, order: torch.Tensor, *, out: torch.Tensor) -
     check_gather_columns(x, order, out)
     num_tokens, k = x.shape
     if num_tokens and k:
-        tile = resolve_tiles("gather_columns", device=launch_device(x), dtype=x.dtype, num_tokens=num_tokens, k=k)
+        device = launch_device(x)
+        tile = resolve_tiles("gather_columns", device=device, dtype=x.dtype, num_tokens=num_tokens, k=k)
         grid = (num_tokens, triton.cdiv(k, tile.BLOCK_N))
-        _gather_columns_kernel[grid](x, order, out, x.stride(0), out.stride(0), k, **tile.launch())
+        _gather_columns_kernel[grid](
+            x, order, out, x.stride(0), out.stride(0), k, **tile.launch(), **dependent_launch(device)
+        )  # fmt: skip
     return out
 
 
 @triton.jit
-def _gather_columns_kernel(x_ptr, order_ptr, out_ptr, x_stride, out_stride, k, BLOCK_N: tl.constexpr):
+def _gather_columns_kernel(x_ptr, order_ptr, out_ptr, x_stride, out_stride, k, BLOCK_N: tl.constexpr, PDL: tl.constexpr):
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = cols < k

@@ -16,7 +16,8 @@ def mxfp4_gemm(
     Args:
         x: [num_tokens, k], fp32 | bf16 | fp16; k a multiple of 32; inner stride 1, row stride free.
         weight: [n, k / 2], uint8, two e2m1 codes a byte: element 2i in the low half, 2i + 1 in the high one; inner stride 1,
-            rows begin on 4 bytes.
+            rows begin on 4 bytes. From sm90 on it may be read before the kernel launched last has ended, so it is not what that
+            one writes.
         scales: [n, k / 32], uint8, biased exponents of powers of two (e8m0); 255 is NaN. Inner stride 1, row stride free.
         out: [num_tokens, n], dtype and device of x, apart from it; inner stride 1, row stride free.
         bias: [n], dtype of x, stride 1; or None.

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
 from rapid_llm.kernels.ops.quantization.fp4_inputs import check_nvfp4_gemm, check_quantize_nvfp4
 from rapid_llm.kernels.ops.quantization.fp4_product import launch_product
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
@@ -28,7 +29,8 @@ def nvfp4_gemm(
     Args:
         x: [num_tokens, k], fp32 | bf16 | fp16; k a multiple of 16; inner stride 1, row stride free.
         weight: [n, k / 2], uint8, two e2m1 codes a byte: element 2i in the low half, 2i + 1 in the high one; inner stride 1,
-            rows begin on 4 bytes.
+            rows begin on 4 bytes. From sm90 on it may be read before the kernel launched last has ended, so it is not what that
+            one writes.
         scales: [n, k / 16], float8_e4m3fn; inner stride 1, row stride free.
         global_scales: [n], fp32, any stride.
         out: [num_tokens, n], dtype and device of x, apart from it; inner stride 1, row stride free.
@@ -60,18 +62,30 @@ def quantize_nvfp4(x: torch.Tensor, global_scale: torch.Tensor, *, out: torch.Te
     check_quantize_nvfp4(x, global_scale, out, scales)
     num_tokens, k = x.shape
     if num_tokens and k:
-        tile = resolve_tiles("quantize_nvfp4", device=launch_device(x), dtype=x.dtype, num_tokens=num_tokens, k=k).launch()
+        device = launch_device(x)
+        tile = resolve_tiles("quantize_nvfp4", device=device, dtype=x.dtype, num_tokens=num_tokens, k=k).launch()
         grid = (num_tokens, triton.cdiv(k, tile["BLOCK_N"]))
         _quantize_nvfp4_kernel[grid](
-            x, global_scale, out, scales.view(torch.uint8), x.stride(0), out.stride(0), scales.stride(0), k, **tile
-        )
+            x, global_scale, out, scales.view(torch.uint8), x.stride(0), out.stride(0), scales.stride(0), k,
+            **tile, **dependent_launch(device),
+        )  # fmt: skip
     return out
 
 
 @triton.jit
 def _quantize_nvfp4_kernel(
-    x_ptr, global_scale_ptr, out_ptr, scales_ptr, x_stride, out_stride, scales_stride, k, BLOCK_N: tl.constexpr
+    x_ptr,
+    global_scale_ptr,
+    out_ptr,
+    scales_ptr,
+    x_stride,
+    out_stride,
+    scales_stride,
+    k,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)  # row * stride can pass 2**31
     first = tl.program_id(1) * BLOCK_N
     GROUPS: tl.constexpr = BLOCK_N // 16

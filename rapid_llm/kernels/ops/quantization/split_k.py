@@ -4,6 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.device import launch_device
+from rapid_llm.kernels.ops.primitives.dependent_launch import dependent_launch, wait_for_inputs
+
 _WIDTH = 1024
 
 
@@ -11,11 +14,25 @@ def merge_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tenso
     """Write the sum of ``parts`` [splits, num_tokens, n], fp32 and dense, (+ bias [n]) into ``out`` [num_tokens, n]."""
     splits, num_tokens, n = parts.shape
     grid = (num_tokens * triton.cdiv(n, _WIDTH),)
-    _merge_parts_kernel[grid](parts, bias, out, out.stride(0), num_tokens, n, SPLITS=splits, WIDTH=_WIDTH, num_warps=4)
+    _merge_parts_kernel[grid](
+        parts, bias, out, out.stride(0), num_tokens, n,
+        SPLITS=splits, WIDTH=_WIDTH, num_warps=4, **dependent_launch(launch_device(out)),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _merge_parts_kernel(parts_ptr, bias_ptr, out_ptr, out_stride, num_tokens, n, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
+def _merge_parts_kernel(
+    parts_ptr,
+    bias_ptr,
+    out_ptr,
+    out_stride,
+    num_tokens,
+    n,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
     tiles = tl.cdiv(n, WIDTH)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     cols = tl.program_id(0) % tiles * WIDTH + tl.arange(0, WIDTH)

@@ -17,6 +17,14 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.primitives.codes import code_offset, halves, has_inline_ptx
+from rapid_llm.kernels.ops.primitives.dependent_launch import (
+    ask_ahead,
+    dependent_launch,
+    first_ahead,
+    let_next_begin,
+    pieces_ahead,
+    wait_for_inputs,
+)
 from rapid_llm.kernels.ops.quantization.split_k import merge_parts
 from rapid_llm.kernels.ops.quantization.weight_only_inputs import check_w4a16_gemm
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
@@ -40,7 +48,7 @@ def w4a16_gemm(
     Args:
         x: [num_tokens, k], fp32 | bf16 | fp16; inner stride 1, row stride free.
         weight: [n, k / 2], uint8, two codes a byte: element 2i in the low half, 2i + 1 in the high one; inner stride 1, row
-            stride free.
+            stride free. From sm90 on it may be read before the kernel launched last has ended, so it is not what that one writes.
         scales: [n, k / group], dtype of x or fp32; inner stride 1, row stride free. A group is a power of two from 16 to 1024,
             or all of k.
         out: [num_tokens, n], dtype and device of x, apart from it; inner stride 1, row stride free.
@@ -55,34 +63,39 @@ def w4a16_gemm(
     (num_tokens, k), n = x.shape, weight.shape[0]
     if not num_tokens or not n:
         return out
+    device = launch_device(x)
     tile = resolve_tiles(
-        "w4a16_gemm", device=launch_device(x), dtype=x.dtype, block_k_multiple=1 if group == k else group,
+        "w4a16_gemm", device=device, dtype=x.dtype, block_k_multiple=1 if group == k else group,
         num_tokens=num_tokens, n=n, k=k, group=group,
     ).launch()  # fmt: skip
     block_m, block_n, block_k = (tile.pop(name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     grouped, zeros_stride, ptx = 0 if group == k else group, 0 if zeros is None else zeros.stride(0), has_inline_ptx()
     if block_m == 1:
         step = min(block_k, _MOST_GEMV_STEP)
+        piece, asked = pieces_ahead(weight, num_tokens, block_n)
         _w4a16_gemv_kernel[(triton.cdiv(n, block_n),)](
-            x, weight, scales, zeros, bias, out, weight.stride(0), scales.stride(0), zeros_stride, n, k,
-            GROUP=grouped, PTX=ptx, EVEN=n % block_n == 0 and k % step == 0, BLOCK_N=block_n, STEP=step, **tile,
+            x, weight, scales, zeros, bias, out, weight.stride(0), scales.stride(0), zeros_stride, n, k, piece,
+            ASKED=asked, GROUP=grouped, PTX=ptx, EVEN=n % block_n == 0 and k % step == 0, BLOCK_N=block_n, STEP=step,
+            **tile, **dependent_launch(device),
         )  # fmt: skip
         return out
     splits, step = tile.setdefault("SPLIT_K", 1), min(block_k, _MOST_STEP)
+    piece, asked = pieces_ahead(weight, num_tokens, block_n, splits)
     target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
     grid = (splits * triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     _w4a16_gemm_kernel[grid](
         x, weight, scales, zeros, bias if splits == 1 else None, target,
-        x.stride(0), weight.stride(0), scales.stride(0), zeros_stride, target.stride(0), num_tokens, n, k,
-        FLOAT_ZEROS=zeros is not None and zeros.dtype == torch.float32,
-        GROUP=grouped, PTX=ptx, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step, BLOCK_M=block_m, BLOCK_N=block_n, **tile,
+        x.stride(0), weight.stride(0), scales.stride(0), zeros_stride, target.stride(0), num_tokens, n, k, piece,
+        ASKED=asked, FLOAT_ZEROS=zeros is not None and zeros.dtype == torch.float32,
+        GROUP=grouped, PTX=ptx, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step, BLOCK_M=block_m, BLOCK_N=block_n,
+        **tile, **dependent_launch(device),
     )  # fmt: skip
     if splits > 1:
         merge_parts(target.view(splits, num_tokens, n), bias, out)
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["piece"])
 def _w4a16_gemv_kernel(
     x_ptr,
     weight_ptr,
@@ -95,13 +108,21 @@ def _w4a16_gemv_kernel(
     zeros_stride,
     n,
     k,
+    piece,
+    ASKED: tl.constexpr,
     GROUP: tl.constexpr,
     PTX: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if PDL and piece > 0:  # asked for, not loaded: codes that are held while the program waits take half as many registers again
+        rows = cols if EVEN else tl.minimum(cols, n - 1)
+        ask_ahead(weight_ptr + rows.to(tl.int64) * weight_stride, piece, ASKED)
+    wait_for_inputs(PDL)
     cols64, inner = cols.to(tl.int64), tl.arange(0, STEP // 2)
     weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + inner[None, :]  # [N, STEP / 2]
     # The bytes that a thread loads at once are added up there; then they meet the scale and the zero point that they share.
@@ -140,7 +161,7 @@ def _w4a16_gemv_kernel(
     tl.store(out_ptr + cols, result.to(out_ptr.dtype.element_ty), mask=cols < n)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "piece"])
 def _w4a16_gemm_kernel(
     x_ptr,
     weight_ptr,
@@ -156,6 +177,8 @@ def _w4a16_gemm_kernel(
     num_tokens,
     n,
     k,
+    piece,
+    ASKED: tl.constexpr,
     FLOAT_ZEROS: tl.constexpr,
     GROUP: tl.constexpr,
     PTX: tl.constexpr,
@@ -165,7 +188,9 @@ def _w4a16_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
     split, tile = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
@@ -182,6 +207,10 @@ def _w4a16_gemm_kernel(
     UNIT: tl.constexpr = GROUP if GROUP > STEP else STEP
     share = tl.cdiv(tl.cdiv(k, UNIT), SPLIT_K) * UNIT
     from_k, to_k = split * share, tl.minimum(split * share + share, k)
+    if PDL and piece > 0:
+        first = first_ahead(from_k // 2, k // 2, piece, ASKED)
+        ask_ahead(weight_ptr + tl.minimum(cols64, n - 1) * weight_stride, piece, ASKED, first)
+    wait_for_inputs(PDL)
     x_ptrs = x_ptr + rows64[:, None] * x_stride + tl.arange(0, WIDTH)[None, :]  # [M, WIDTH]
     weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + tl.arange(0, WIDTH // 2)[None, :]  # [N, WIDTH / 2]
     scales_ptrs = scales_ptr + cols64 * scales_stride

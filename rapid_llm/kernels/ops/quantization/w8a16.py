@@ -13,6 +13,14 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.primitives.codes import e4m3_numbers, has_inline_ptx, int8_numbers
+from rapid_llm.kernels.ops.primitives.dependent_launch import (
+    ask_ahead,
+    dependent_launch,
+    first_ahead,
+    let_next_begin,
+    pieces_ahead,
+    wait_for_inputs,
+)
 from rapid_llm.kernels.ops.quantization.split_k import merge_parts
 from rapid_llm.kernels.ops.quantization.weight_only_inputs import check_w8a16_gemm
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles
@@ -29,7 +37,8 @@ def w8a16_gemm(
 
     Args:
         x: [num_tokens, k], fp32 | bf16 | fp16; inner stride 1, row stride free.
-        weight: [n, k], int8 | float8_e4m3fn; inner stride 1, row stride free.
+        weight: [n, k], int8 | float8_e4m3fn; inner stride 1, row stride free. From sm90 on it may be read before the kernel
+            launched last has ended, so it is not what that one writes.
         scales: fp32: [n], one an output, any stride; or [n, k / group], inner stride 1. A group is a power of two from 16 on.
         out: [num_tokens, n], dtype and device of x, apart from it; inner stride 1, row stride free.
         bias: [n], dtype of x, stride 1; or None.
@@ -55,17 +64,18 @@ def w8a16_gemm(
         _w8a16_gemv_kernel[(triton.cdiv(n, block_n),)](
             x, codes, scales, bias, out, weight.stride(0), scales.stride(0), n, k,
             GROUP=grouped, INT8=not is_e4m3, CODED=is_coded, PTX=has_inline_ptx(), EVEN=n % block_n == 0 and k % step == 0,
-            BLOCK_N=block_n, STEP=step, **tile,
+            BLOCK_N=block_n, STEP=step, **tile, **dependent_launch(device),
         )  # fmt: skip
         return out
     splits, step = tile.setdefault("SPLIT_K", 1), min(block_k, _MOST_STEP)
+    piece, pieces = pieces_ahead(codes, num_tokens, block_n, splits)
     target = out if splits == 1 else out.new_empty(splits * num_tokens, n, dtype=torch.float32)
     grid = (splits * triton.cdiv(num_tokens, block_m) * triton.cdiv(n, block_n),)
     _w8a16_gemm_kernel[grid](
         x, codes, scales, bias if splits == 1 else None, target,
-        x.stride(0), weight.stride(0), scales.stride(0), target.stride(0), num_tokens, n, k,
-        GROUP=grouped, CODED=is_coded, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step,
-        BLOCK_M=block_m, BLOCK_N=block_n, **tile,
+        x.stride(0), weight.stride(0), scales.stride(0), target.stride(0), num_tokens, n, k, piece,
+        PIECES=pieces, GROUP=grouped, CODED=is_coded, EVEN_K=k % step == 0, GROUP_M=_GROUP_M, STEP=step,
+        BLOCK_M=block_m, BLOCK_N=block_n, **tile, **dependent_launch(device),
     )  # fmt: skip
     if splits > 1:
         merge_parts(target.view(splits, num_tokens, n), bias, out)
@@ -90,39 +100,69 @@ def _w8a16_gemv_kernel(
     EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    cols64, inner = cols.to(tl.int64), tl.arange(0, STEP)
-    weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + inner[None, :]  # [N, STEP]
+    cols64, col_mask = cols.to(tl.int64), cols < n
+    weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + tl.arange(0, STEP)[None, :]  # [N, STEP]
     # Sixteen neighbours are added up within a thread, which loads as many bytes at once; then they meet the scale they share.
     GROUPS: tl.constexpr = 1 if GROUP == 0 or GROUP > STEP else STEP // GROUP
     PIECES: tl.constexpr = STEP // GROUPS // 16
-    groups = tl.arange(0, GROUPS)
-    scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + groups[None, :]  # [N, GROUPS]
+    scales_ptrs = scales_ptr + cols64[:, None] * scales_stride + tl.arange(0, GROUPS)[None, :]  # [N, GROUPS]
+    codes = _gemv_codes(weight_ptrs, col_mask, 0, k, EVEN)
+    wait_for_inputs(PDL)
     acc = tl.zeros((BLOCK_N, GROUPS, PIECES), tl.float32)
-    for start in range(0, k, STEP):
-        if EVEN:
-            x = tl.load(x_ptr + start + inner)
-            codes = tl.load(weight_ptrs + start)
-        else:
-            left = start + inner < k
-            x = tl.load(x_ptr + start + inner, mask=left, other=0.0)
-            codes = tl.load(weight_ptrs + start, mask=(cols < n)[:, None] & left[None, :], other=0.0)
-        numbers = e4m3_numbers(codes) if CODED else int8_numbers(codes, PTX) if INT8 else codes.to(tl.float32)
-        sums = tl.sum((numbers * x.to(tl.float32)[None, :]).reshape(BLOCK_N, GROUPS, PIECES, 16), 3)
-        if GROUP != 0:
-            there = (cols < n)[:, None] & (start + groups * GROUP < k)[None, :]
-            sums *= tl.load(scales_ptrs + start // GROUP, mask=there, other=0.0)[:, :, None]
-        acc += sums
+    acc = _add_gemv_sums(acc, codes, x_ptr, scales_ptrs, col_mask, 0, k, GROUP, INT8, CODED, PTX, EVEN)
+    for start in range(STEP, k, STEP):
+        codes = _gemv_codes(weight_ptrs, col_mask, start, k, EVEN)
+        acc = _add_gemv_sums(acc, codes, x_ptr, scales_ptrs, col_mask, start, k, GROUP, INT8, CODED, PTX, EVEN)
     result = tl.sum(tl.sum(acc, 2), 1)
     if GROUP == 0:
-        result *= tl.load(scales_ptr + cols64 * scales_stride, mask=cols < n, other=0.0)
+        result *= tl.load(scales_ptr + cols64 * scales_stride, mask=col_mask, other=0.0)
     if bias_ptr is not None:
-        result += tl.load(bias_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
-    tl.store(out_ptr + cols, result.to(out_ptr.dtype.element_ty), mask=cols < n)
+        result += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + cols, result.to(out_ptr.dtype.element_ty), mask=col_mask)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
+def _gemv_codes(weight_ptrs, col_mask, start, k, EVEN: tl.constexpr):
+    """Codes of the step at ``start``, [N, STEP]; 0 past k and past the last output."""
+    if EVEN:
+        codes = tl.load(weight_ptrs + start)
+    else:
+        left = start + tl.arange(0, weight_ptrs.shape[1]) < k
+        codes = tl.load(weight_ptrs + start, mask=col_mask[:, None] & left[None, :], other=0.0)
+    return codes
+
+
+@triton.jit
+def _add_gemv_sums(
+    acc,
+    codes,
+    x_ptr,
+    scales_ptrs,
+    col_mask,
+    start,
+    k,
+    GROUP: tl.constexpr,
+    INT8: tl.constexpr,
+    CODED: tl.constexpr,
+    PTX: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """``acc`` [N, GROUPS, PIECES] and the sums of the products of the step at ``start``, scaled where groups have scales."""
+    inner, groups = start + tl.arange(0, codes.shape[1]), tl.arange(0, acc.shape[1])
+    x = tl.load(x_ptr + inner) if EVEN else tl.load(x_ptr + inner, mask=inner < k, other=0.0)
+    numbers = e4m3_numbers(codes) if CODED else int8_numbers(codes, PTX) if INT8 else codes.to(tl.float32)
+    sums = tl.sum((numbers * x.to(tl.float32)[None, :]).reshape(acc.shape[0], acc.shape[1], acc.shape[2], 16), 3)
+    if GROUP != 0:
+        there = col_mask[:, None] & (start + groups * GROUP < k)[None, :]
+        sums *= tl.load(scales_ptrs + start // GROUP, mask=there, other=0.0)[:, :, None]
+    return acc + sums
+
+
+@triton.jit(do_not_specialize=["num_tokens", "piece"])
 def _w8a16_gemm_kernel(
     x_ptr,
     weight_ptr,
@@ -136,6 +176,8 @@ def _w8a16_gemm_kernel(
     num_tokens,
     n,
     k,
+    piece,
+    PIECES: tl.constexpr,
     GROUP: tl.constexpr,
     CODED: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -144,7 +186,9 @@ def _w8a16_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
     split, tile = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
@@ -161,6 +205,10 @@ def _w8a16_gemm_kernel(
     UNIT: tl.constexpr = GROUP if GROUP > STEP else STEP
     share = tl.cdiv(tl.cdiv(k, UNIT), SPLIT_K) * UNIT
     from_k, to_k = split * share, tl.minimum(split * share + share, k)
+    if PDL and piece > 0:
+        first = first_ahead(from_k, k, piece, PIECES)
+        ask_ahead(weight_ptr + tl.minimum(cols64, n - 1) * weight_stride, piece, PIECES, first)
+    wait_for_inputs(PDL)
     x_ptrs = x_ptr + rows64[:, None] * x_stride + tl.arange(0, WIDTH)[None, :]  # [M, WIDTH]
     weight_ptrs = weight_ptr + cols64[:, None] * weight_stride + tl.arange(0, WIDTH)[None, :]  # [N, WIDTH]
     scales_ptrs = scales_ptr + cols64 * scales_stride

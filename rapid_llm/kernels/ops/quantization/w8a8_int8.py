@@ -14,6 +14,13 @@ import triton.language as tl
 
 from rapid_llm.kernels.device import launch_device
 from rapid_llm.kernels.ops.primitives.bytes_in_memory import NARROW_STEP, loads_in_full
+from rapid_llm.kernels.ops.primitives.dependent_launch import (
+    ask_ahead,
+    dependent_launch,
+    let_next_begin,
+    pieces_ahead,
+    wait_for_inputs,
+)
 from rapid_llm.kernels.ops.primitives.magnitudes import finite_magnitudes
 from rapid_llm.kernels.ops.primitives.scales import strides_of
 from rapid_llm.kernels.ops.quantization.w8a8_int8_inputs import check_int8_gemm, check_quantize_int8
@@ -41,12 +48,13 @@ def quantize_int8(x: torch.Tensor, *, out: torch.Tensor, scales: torch.Tensor, s
     check_quantize_int8(x, out, scales, static)
     num_tokens, k = x.shape
     if num_tokens:
-        tile = resolve_tiles("quantize_int8", device=launch_device(x), dtype=x.dtype, num_tokens=num_tokens, k=k).launch()
+        device = launch_device(x)
+        tile = resolve_tiles("quantize_int8", device=device, dtype=x.dtype, num_tokens=num_tokens, k=k).launch()
         tiles = triton.cdiv(k, tile["BLOCK_N"])
         grid = (triton.cdiv(num_tokens, tile["BLOCK_M"]), tiles if static else 1)
         _quantize_int8_kernel[grid](
             x, out, scales, x.stride(0), out.stride(0), scales.stride(0), num_tokens, k,
-            GIVEN=static, LOOPED=tiles > 1, **tile,
+            GIVEN=static, LOOPED=tiles > 1, **tile, **dependent_launch(device),
         )  # fmt: skip
     return out
 
@@ -65,7 +73,9 @@ def _quantize_int8_kernel(
     LOOPED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # times a stride they can pass 2**31
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     there = (rows < num_tokens)[:, None]
@@ -132,7 +142,8 @@ def int8_gemm(
 
     Args:
         x: [num_tokens, k], int8; inner stride 1, row stride free. k is at most 131,071, so that sums stay within int32.
-        weight: [n, k], int8; inner stride 1, row stride free.
+        weight: [n, k], int8; inner stride 1, row stride free. From sm90 on it may be read before the kernel launched last has
+            ended, so it is not what that one writes.
         x_scales: fp32, any stride: [1] or [num_tokens] (or [num_tokens, 1]).
         weight_scales: fp32, any stride: [n] (or [n, 1]).
         out: [num_tokens, n], fp32 | bf16 | fp16, same device; inner stride 1, row stride free.
@@ -144,20 +155,23 @@ def int8_gemm(
     (num_tokens, k), n = x.shape, weight.shape[0]
     if not num_tokens or not n:
         return out
-    tile = resolve_tiles("int8_gemm", device=launch_device(x), dtype=out.dtype, num_tokens=num_tokens, n=n, k=k).launch()
+    device = launch_device(x)
+    tile = resolve_tiles("int8_gemm", device=device, dtype=out.dtype, num_tokens=num_tokens, n=n, k=k).launch()
     if not loads_in_full(x, weight):
         tile["BLOCK_K"] = min(tile["BLOCK_K"], NARROW_STEP)
+    piece, pieces = pieces_ahead(weight, num_tokens, tile["BLOCK_N"])
     grid = (triton.cdiv(num_tokens, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
     _int8_gemm_kernel[grid](
         x, weight, x_scales, weight_scales, bias, out,
         x.stride(0), weight.stride(0), strides_of(x_scales)[0], strides_of(weight_scales)[0], out.stride(0), num_tokens, n, k,
-        EVEN_K=k % tile["BLOCK_K"] == 0, SWAPPED=tile["BLOCK_M"] < _SWAPPED_BELOW, GROUP_M=_GROUP_M, **tile,
+        piece, PIECES=pieces, EVEN_K=k % tile["BLOCK_K"] == 0, SWAPPED=tile["BLOCK_M"] < _SWAPPED_BELOW, GROUP_M=_GROUP_M,
+        **tile, **dependent_launch(device),
     )  # fmt: skip
     return out
 
 
 # The stride of x's scales is 0 where there is one for all: as a plain number one and many tokens share a binary.
-@triton.jit(do_not_specialize=["num_tokens", "x_scales_stride"])
+@triton.jit(do_not_specialize=["num_tokens", "piece", "x_scales_stride"])
 def _int8_gemm_kernel(
     x_ptr,
     weight_ptr,
@@ -173,13 +187,17 @@ def _int8_gemm_kernel(
     num_tokens,
     n,
     k,
+    piece,
+    PIECES: tl.constexpr,
     EVEN_K: tl.constexpr,
     SWAPPED: tl.constexpr,
     GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_begin(PDL)
     # GROUP_M token tiles, then the next output tile, so that both operands are read from L2.
     tiles_m, tiles_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(n, BLOCK_N)
     first_m = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
@@ -191,6 +209,9 @@ def _int8_gemm_kernel(
     rows64, cols64 = rows.to(tl.int64), cols.to(tl.int64)  # times a stride they can pass 2**31
     row_mask, col_mask = rows < num_tokens, cols < n
 
+    if PDL and piece > 0:
+        ask_ahead(weight_ptr + tl.minimum(cols64, n - 1) * weight_stride, piece, PIECES)
+    wait_for_inputs(PDL)
     # Kept apart from the pointers: where strides are odd, a pointer of each element would live across the loop.
     x_offsets = rows64[:, None] * x_stride + inner[None, :]  # [M, K]
     weight_offsets = cols64[:, None] * weight_stride + inner[None, :]  # [N, K]

@@ -103,12 +103,14 @@ class Kernel:
         module, name: of the function, at the top of its module.
         source_key: Triton's key of its source. It differs with what was compiled before in a process: constants of functions
             that it calls are part of it only where their own key was known. That of a launch in its turn is what counts.
+        language: Triton's type of sources of the function's language, Triton or Gluon.
         target, signature, constexprs, options, attrs: what Triton compiles it for.
     """
 
     module: str
     name: str
     source_key: str
+    language: Any
     target: Any
     signature: Any
     constexprs: Any
@@ -119,7 +121,7 @@ class Kernel:
         """Compile it, or find it in Triton's cache; returns Triton's compiled kernel, whose ``hash`` is its name there."""
         function = getattr(import_module(self.module), self.name)
         function.hash = self.source_key
-        source = triton.compiler.ASTSource(function, self.signature, self.constexprs, self.attrs)
+        source = self.language(function, self.signature, self.constexprs, self.attrs)
         return triton.compile(source, target=self.target, options=self.options.__dict__)
 
 
@@ -153,7 +155,7 @@ def rehearse(device: DeviceInfo, needed: Callable[[Kernel], object]) -> Iterator
         ) -> None:
             if (function, key) not in noted:
                 noted.add((function, key))
-                names = (function.module, function.fn.__name__, function.cache_key)
+                names = (function.module, function.fn.__name__, function.cache_key, function.ASTSource)
                 needed(Kernel(*names, target, signature, constexprs, options, attrs))
 
         def run_nothing(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

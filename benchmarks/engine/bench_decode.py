@@ -88,11 +88,13 @@ def decode(llm: LLM, batch: int) -> dict[str, Any]:
 
 
 def _padded_step(llm: LLM, batch: int) -> Any:
-    """The step that a batch is padded to, which keeps what it was last filled with; None without graphs."""
+    """The step that a batch is padded to, which keeps what it was last filled with; None without graphs of decode steps, of
+    which deterministic has none."""
     graphs = llm._engine.worker.graphs
-    if graphs is None:
+    sizes = [] if graphs is None else [size for size in graphs._decode_sizes if size >= batch]
+    if not sizes:
         return None
-    padded = graphs._steps[graphs._decodes[next(size for size in graphs._decode_sizes if size >= batch)]]
+    padded = graphs._steps[graphs._decodes[sizes[0]]]
     fill = padded.fill
 
     def filling(step: Any) -> None:

@@ -83,6 +83,7 @@ def on_gpu(model: str, folder: str | None, runs: int) -> dict[str, Any]:
                 "first token, empty caches": seconds(command, **places),
                 "first token, warm caches": seconds(command, **places),
             }
+            print(f"{run} of {runs}:", ", ".join(f"{what} {value:.2f} s" for what, value in took.items()), flush=True)
             for what, value in took.items():
                 times.setdefault(what, []).extend([value] if run else [])  # the first fills the page cache
             shutil.rmtree(caches)

@@ -74,7 +74,7 @@ def _rope_kv_write(sizes: Sizes) -> Iterator[Tile]:
 
 
 def _splits(sizes: Sizes) -> Iterator[Tile]:
-    """Splits of a row of logits. Of more than 32 elements a thread, a start with empty caches would wait seconds for a compiler."""
+    """Splits of a row of logits. With more than 32 elements a thread, a start with empty caches waits seconds for a compiler."""
     for width in (2048, 4096, 8192, 16_384):
         yield from (Tile(BLOCK_N=width, num_warps=warps) for warps in (4, 8, 16) if width // (32 * warps) <= 32)
 

@@ -79,15 +79,15 @@ def settings(pairs: list[str]) -> dict[str, Any]:
 
 def decode(llm: LLM, batch: int) -> dict[str, Any]:
     """Its rate, the time of a step, and how much of a step the device idles."""
-    padded = _padded_step(llm, batch)
-    found = decode_rate(lambda prompts, new: _seconds(llm, prompts, new), batch)
+    padded = padded_step(llm, batch)
+    found = decode_rate(lambda prompts, new: seconds(llm, prompts, new), batch)
     if padded is not None and padded.replay is not None:
-        alone = found["ms of the device alone"] = _replayed_ms(padded)
+        alone = found["ms of the device alone"] = replayed_ms(padded)
         found["device idle"] = 1 - alone / found["ms a step"]["median"]
     return found
 
 
-def _padded_step(llm: LLM, batch: int) -> Any:
+def padded_step(llm: LLM, batch: int) -> Any:
     """The step that a batch is padded to, which keeps what it was last filled with; None without graphs of decode steps, of
     which deterministic has none."""
     graphs = llm._engine.worker.graphs
@@ -105,7 +105,7 @@ def _padded_step(llm: LLM, batch: int) -> Any:
     return padded
 
 
-def _replayed_ms(padded: Any) -> float:
+def replayed_ms(padded: Any) -> float:
     """A step whose graph is replayed with nothing in between, on the indices that it had last."""
     padded.fill(padded.last)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -117,7 +117,8 @@ def _replayed_ms(padded: Any) -> float:
     return start.elapsed_time(end) / 20
 
 
-def _seconds(llm: LLM, prompts: Prompts, new: int) -> float:
+def seconds(llm: LLM, prompts: Prompts, new: int) -> float:
+    """Of ``new`` greedy ids of each prompt, whole."""
     start = time.perf_counter()
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True))
     return time.perf_counter() - start

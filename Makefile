@@ -70,7 +70,9 @@ bench: $(VENV)/.setup-dev
 	$(BIN)/python -m benchmarks.engine.bench_http --tiny --streams 1000 --new 32
 ifeq ($(GPU),yes)
 	$(BIN)/python -m benchmarks.engine.bench_load
+	$(BIN)/python -m benchmarks.engine.bench_startup --model qwen3-0.6b
 	$(BIN)/python -m benchmarks.engine.bench_decode --model qwen3-0.6b
+	$(BIN)/python -m benchmarks.engine.bench_decode --model qwen3-0.6b --option deterministic=true
 	$(BIN)/python -m benchmarks.engine.bench_decode --model llama-8b --batch 1,8,64
 	$(BIN)/python -m benchmarks.engine.bench_online --model qwen3-0.6b
 	$(BIN)/python -m benchmarks.engine.bench_prefix --model qwen3-0.6b

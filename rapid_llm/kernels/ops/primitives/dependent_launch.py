@@ -7,7 +7,8 @@ for its own launch; so launched, its programs are in place already and wait for 
 
 Every program of such a kernel waits before it reads what another kernel wrote, those that have nothing to do too: the end of this
 kernel tells the next one that those before it have ended as well, which is so only if it waited for them. Weights, which no
-kernel writes, may be read before that.
+kernel writes, may be read before that, and so may index tensors of a step where an op's contract says so: they are there before
+its first kernel begins, and a kernel that writes such tensors lets none begin before it ends.
 """
 
 import torch
@@ -60,7 +61,7 @@ def piece_ahead(rows: torch.Tensor, num_rows: int, pieces: int, splits: int = 1)
 
 @triton.jit
 def let_next_begin(PDL: tl.constexpr):
-    """Let the next kernel's programs come, in a kernel that reads weights before it waits; ``wait_for_inputs`` does so itself."""
+    """Let the next kernel's programs come, in a kernel that reads before it waits; ``wait_for_inputs`` does so itself."""
     if PDL:
         cuda.gdc_launch_dependents()
 
@@ -69,7 +70,7 @@ def let_next_begin(PDL: tl.constexpr):
 def wait_for_inputs(PDL: tl.constexpr, LET_NEXT_BEGIN: tl.constexpr = True):
     """Let the next kernel's programs come, and wait until all that was launched before this one has ended.
 
-    Without ``LET_NEXT_BEGIN`` those come as programs of this one leave.
+    Without ``LET_NEXT_BEGIN`` those come as programs of this one leave, unless ``let_next_begin`` was called.
     """
     if PDL:
         if LET_NEXT_BEGIN:

@@ -37,8 +37,8 @@ ifeq ($(GPU),yes)
 	$(COMPILE) --devices a100,rtx3090,h200,rtx5090
 else
 	$(NEW) TRITON_INTERPRET=1 $(PYTEST) tests/kernels
-	$(NEW):$(NVRTC_PATH) $(COMPILE) --every 10 --devices a100,rtx3090,rtx5090
-	$(OLD) $(COMPILE) --every 8 --devices h200
+	$(NEW):$(NVRTC_PATH) $(COMPILE) --every 16 --devices a100,rtx3090,rtx5090
+	$(OLD) $(COMPILE) --every 12 --devices h200
 endif
 	@test -n "$(CHROMIUM)" || echo "Chromium was not found, so the server's page was not tested in a browser: apt-get install chromium"
 test-page: $(VENV)/.setup-dev

@@ -56,11 +56,13 @@ def launches_of(row, device):
 
 
 @each_native_row
-def test_a_kernel_that_begins_early_waits_before_it_touches_what_others_write(row, simulated):
+def test_a_kernel_that_begins_early_waits_before_it_touches_what_others_write(row, simulated, every):
     if why_not := why_not_compiled(row, simulated):
         pytest.skip(f"{row.name} {why_not}")
     if simulated.sm < _LEAST_SM:
         pytest.skip(f"{simulated.name} begins nothing early")
+    if every > 1 and simulated.name != "h200":
+        pytest.skip("where sweeps are shared out, the card that it was measured on stands for all")
     launches = launches_of(row, simulated)
     assert launches
     for launch in launches:

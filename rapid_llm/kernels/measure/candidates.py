@@ -106,15 +106,9 @@ def _gemm(sizes: Sizes) -> Iterator[Tile]:
                                    (4, 1024, 4), (8, 512, 4), (8, 1024, 4), (16, 512, 8)):  # fmt: skip
             yield Tile(1, rows, depth, num_warps=warps)
     elif tokens <= 64:
-        for block_n, shares, depth, stages in (
-            (16, 4, 128, 4),
-            (16, 4, 128, 6),
-            (16, 4, 256, 3),
-            (16, 2, 256, 4),
-            (32, 4, 128, 4),
-        ):
-            if tokens <= 16:
-                yield Tile(_power(tokens, 8, 16), block_n, shares * depth, shares, num_warps=shares, num_stages=stages)
+        shared = ((16, 4, 128, 4), (16, 4, 128, 6), (16, 4, 256, 3), (16, 2, 256, 4), (32, 4, 128, 4)) if tokens <= 16 else ()
+        for block_n, shares, depth, stages in shared:
+            yield Tile(_power(tokens, 8, 16), block_n, shares * depth, shares, num_warps=shares, num_stages=stages)
         block_m = _power(tokens, 16, 64)
         for block_n, block_k in ((16, 128), (16, 256), (32, 128), (32, 256), (64, 64), (64, 128), (128, 64), (128, 128)):
             for stages in (3, 5):

@@ -146,7 +146,7 @@ def rehearse(device: DeviceInfo, needed: Callable[[Kernel], object]) -> Iterator
 
     Tensors may be of torch's "meta" device. Raises: ConfigError for a device that is no GPU.
     """
-    with stub_driver(device, next(_numbers)) as driver, _shapes_of_scaled_products():
+    with stub_driver(device, next(_numbers)) as driver, _library_products_do_nothing():
         run, compile_for = JITFunction.run, JITFunction._do_compile
         target, noted = driver.get_current_target(), set()
 
@@ -169,12 +169,12 @@ def rehearse(device: DeviceInfo, needed: Callable[[Kernel], object]) -> Iterator
 
 
 @contextmanager
-def _shapes_of_scaled_products() -> Iterator[None]:
-    """Give torch's product of fp8 values, which a library makes, the form for tensors without memory that it lacks: nothing."""
-    name = "aten::_scaled_mm.out"
-    if torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta"):
-        yield
-        return
+def _library_products_do_nothing() -> Iterator[None]:
+    """Give products that a library makes a form for tensors without memory that does nothing.
+
+    Torch's product of fp8 values has none, and its own ones of the others import a system for algebra first: a second and more.
+    """
     with torch.library._scoped_library("aten", "IMPL", "Meta") as library:
-        library.impl(name.removeprefix("aten::"), lambda *args, out, **rest: out)
+        for name in ("mm.out", "addmm.out", "_scaled_mm.out"):
+            library.impl(name, lambda *args, out, **rest: out, allow_override=True)
         yield

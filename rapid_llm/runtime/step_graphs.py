@@ -145,10 +145,13 @@ class StepGraphs:
     def prepare(self, distinct: Model | None) -> None:
         """Make every launch once, on padding alone, and capture the graphs that the first requests will want.
 
+        Steps with chunks come first: a request begins with one, and the kernel of their attention compiles for longest.
+
         Args:
             distinct: a model that launches all that the whole one does, but not once a layer; None is the whole one.
         """
-        for padded in self._steps.values():
+        for bucket in (*self._mixed.values(), *self._decodes.values()):
+            padded = self._steps[bucket]
             padded.fill(NOTHING)
             self.launch(padded, distinct)
         padded = self._steps[self._mixed[self._mixed_sizes[0]]]

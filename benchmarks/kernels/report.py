@@ -463,6 +463,13 @@ def plot(title: str, axes: tuple[str, str], points: Sequence[Point], arms: Seque
     return f'<svg class="plot" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}">{"".join(body)}</svg>'
 
 
+def alone(svg: str) -> str:
+    """A plot as a file of its own, with a ground to stand on."""
+    ground = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="var(--page)"/>'
+    start, end = svg.split(">", 1)
+    return f'{start} xmlns="http://www.w3.org/2000/svg"><style>{_STYLE}</style>{ground}{end}\n'
+
+
 def _frame(x: _Axis, y: _Axis, axes: tuple[str, str]) -> Iterator[str]:
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     for value in x.ticks():

@@ -119,6 +119,22 @@ def test_rows_measured_here_rank_by_latency_and_before_the_others(world):
     assert [verdict.row.name for verdict in _rank(CPU).eligible] == ["fast.double", "slow.double", "promising.double"]
 
 
+@pytest.mark.parametrize(
+    ("others_us", "order"),
+    [
+        pytest.param(10.3, ["preferred", "other", "library"], id="within-what-measuring-is-off-by"),
+        pytest.param(10.5, ["other", "library", "preferred"], id="slower-than-that"),
+    ],
+)
+def test_of_rows_as_fast_as_each_other_the_preferred_one_is_first_and_a_library_last(world, others_us, order):
+    bucket = latency_key(CONTRACT, "float32", {"num_tokens": 1, "d": 4096})
+    world.passed(world.row("library.double", priority=99, library=True), latencies_us={bucket: others_us})
+    world.passed(world.row("preferred.double", priority=9), latencies_us={bucket: others_us})
+    world.passed(world.row("other.double"), latencies_us={bucket: 10.0})
+
+    assert [verdict.row.name.partition(".")[0] for verdict in _rank(CPU).eligible] == order
+
+
 def test_a_latency_of_another_shape_device_or_dtype_does_not_rank(world):
     bucket = latency_key(CONTRACT, "float32", {"num_tokens": 1, "d": 4096})
     world.passed(world.row("first.double", priority=1))

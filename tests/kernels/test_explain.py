@@ -79,6 +79,20 @@ def test_every_row_but_the_chosen_one_is_rejected_with_its_reasons(world):
     assert told["eligible"][0]["why"] == "fastest of those measured here: 31.2 us"
 
 
+def test_rows_as_fast_as_each_other_say_what_was_preferred(world):
+    bucket = latency_key(CONTRACT, "float32", {"num_tokens": 1, "d": 4096})
+    for name, us, fields in (("first", 31.2, {"priority": 5}), ("second", 31.1, {}), ("third", 31.0, {"library": True})):
+        world.passed(world.row(f"{name}.double", **fields), latencies_us={bucket: us})
+
+    told = explain("double", device=CPU).to_json()
+
+    assert told["eligible"][0]["why"] == "as fast as any measured here: 31.2 us"
+    assert {entry["name"]: entry["reasons"][0] for entry in told["rejected"]} == {
+        "second.double": "ranked after first.double: 31.1 us measured here against 31.2, which is as fast; priority 0 against 5",
+        "third.double": "ranked after first.double: 31 us measured here against 31.2, which is as fast; it calls a library",
+    }
+
+
 def test_priority_and_name_are_told_as_reasons(world):
     for name, priority in (("a.double", 5), ("b.double", 5), ("c.double", 1)):
         world.passed(world.row(name, priority=priority))

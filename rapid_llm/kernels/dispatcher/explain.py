@@ -180,7 +180,7 @@ def _rejected(choice: Choice) -> tuple[Mapping[str, Any], ...]:
 
 def _why(verdict: Verdict, choice: Choice) -> str:
     if choice.chosen is None or verdict is choice.chosen:
-        return "RAPID_KERNELS asks for it" if choice.override else why_first(verdict, len(choice.ranking.eligible) - 1)
+        return "RAPID_KERNELS asks for it" if choice.override else why_first(verdict, choice.ranking.eligible[1:])
     if choice.override:
         return f"ranked after {choice.chosen.row.name}: RAPID_KERNELS asks for that"
     return why_after(verdict, choice.chosen)

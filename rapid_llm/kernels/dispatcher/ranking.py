@@ -1,11 +1,13 @@
 """Which rows may serve a question, in what order, and why each of the others does not.
 
 Fallback rows come last, whatever their priority. Before them come rows with a latency measured on this device for this shape
-bucket, fastest first, then the rest by priority and name: a measured row has shown what it does here, the others promise.
+bucket, fastest first, then the rest by priority and name: a measured row has shown what it does here, the others promise. Rows
+that are slower than the fastest by no more than measuring is off by count as fast as it; of them one that calls a library is the
+last, since a library's launch does not begin while the kernel before it ends, and the others go by priority.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rapid_llm.envs import nearest
@@ -68,7 +70,10 @@ def rank(question: Question, catalog: Catalog, records: Iterable[EvidenceRecord]
     check_question(question, contract)
     records = tuple(records)
     verdicts = [_judge(row, question, contract, records) for row in catalog.rows[question.op]]
-    eligible = sorted((verdict for verdict in verdicts if not verdict.reasons), key=_order)
+    answers = [verdict for verdict in verdicts if not verdict.reasons]
+    times = [verdict.latency_us for verdict in answers if verdict.latency_us is not None and not verdict.row.fallback]
+    bound = _AS_FAST * min(times, default=0.0)
+    eligible = sorted(answers, key=lambda verdict: _order(verdict, bound))
     return Ranking(tuple(eligible), tuple(verdict for verdict in verdicts if verdict.reasons))
 
 
@@ -147,6 +152,8 @@ def _allows_all(limit: Limit, maximum: float) -> bool:
     return limit.low <= 1 and limit.high >= maximum and limit.multiple == 1
 
 
+_AS_FAST = 1.04
+"""Of the fastest row's time. Medians of one row in two runs differ by up to 6 %, mostly by less than this."""
 _NEAREST_BUCKETS = (0, -1, 1, -2, 2, -3, 3)  # of the free size, in powers of two; of two as near the smaller first
 
 
@@ -167,10 +174,11 @@ def measured_us(evidence: Evidence, contract: Contract, dtype: str, sizes: Sizes
     return None
 
 
-def _order(verdict: Verdict) -> tuple[bool, float, int, str]:
+def _order(verdict: Verdict, bound_us: float) -> tuple[bool, float, bool, int, float, str]:
     # No latency sorts as infinitely slow: after every measured row, by priority among themselves.
-    latency = math.inf if verdict.latency_us is None else verdict.latency_us
-    return verdict.row.fallback, latency, -verdict.row.priority, verdict.row.name
+    row, latency = verdict.row, math.inf if verdict.latency_us is None else verdict.latency_us
+    as_fast = latency <= bound_us
+    return row.fallback, 0.0 if as_fast else latency, as_fast and row.library, -row.priority, latency, row.name
 
 
 def why_after(loser: Verdict, winner: Verdict) -> str:
@@ -182,18 +190,27 @@ def _difference(loser: Verdict, winner: Verdict) -> str:
     if loser.row.fallback and not winner.row.fallback:
         return "a fallback row comes last"
     if winner.latency_us is not None and loser.latency_us is not None and loser.latency_us != winner.latency_us:
-        return f"{loser.latency_us:g} us measured here against {winner.latency_us:g}"
+        times = f"{loser.latency_us:g} us measured here against {winner.latency_us:g}"
+        return f"{times}, which is as fast; {_preference(loser, winner)}" if loser.latency_us < winner.latency_us else times
     if winner.latency_us is not None and loser.latency_us is None:
         return f"no latency measured here for this shape, {winner.row.name} has {winner.latency_us:g} us"
+    return _preference(loser, winner)
+
+
+def _preference(loser: Verdict, winner: Verdict) -> str:
+    if loser.latency_us is not None and loser.row.library and not winner.row.library:
+        return "it calls a library"
     if loser.row.priority != winner.row.priority:
         return f"priority {loser.row.priority} against {winner.row.priority}"
     return "equal in rank, its name sorts later"
 
 
-def why_first(winner: Verdict, others: int) -> str:
-    """Why the first of the eligible rows is first."""
+def why_first(winner: Verdict, others: Sequence[Verdict]) -> str:
+    """Why the first of the eligible rows is before the others."""
     if not others:
         return "the only eligible row"
     if winner.latency_us is not None:
-        return f"fastest of those measured here: {winner.latency_us:g} us"
+        times = [each.latency_us for each in others if each.latency_us is not None and not each.row.fallback]
+        first = "fastest of those" if winner.latency_us <= min(times, default=math.inf) else "as fast as any"
+        return f"{first} measured here: {winner.latency_us:g} us"
     return f"no latency is measured here for this shape: by priority ({winner.row.priority}), then name"

@@ -137,7 +137,15 @@ def _weight_only(sizes: Sizes) -> Iterator[Tile]:
                 for stages in (2, 3) if block_m == 64 else (3, 4):
                     yield Tile(block_m, block_n, max(128, least), split, num_warps=warps, num_stages=stages)
         return
-    for block_m, block_n, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8)):
+    for block_m, block_n, warps in (
+        (64, 64, 4),
+        (64, 128, 4),
+        (128, 64, 4),
+        (128, 128, 4),
+        (128, 128, 8),
+        (128, 256, 8),
+        (256, 128, 8),
+    ):
         for depth in (64, 128):
             yield from (Tile(block_m, block_n, max(depth, least), 1, num_warps=warps, num_stages=stages) for stages in (2, 3, 4))
 

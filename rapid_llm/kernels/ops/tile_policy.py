@@ -611,6 +611,10 @@ def _weight_only(room: _Room, sizes: Sizes, bits: int) -> Tile:
         block_m, block_n, block_k = tokens, 32 if tokens == _SMALLEST_BLOCK else 64, 128
     else:
         block_m, block_k = room.pick(pre_hopper=64, hopper_up=128) if bits == 4 else 128, 64  # codes of both halves in registers
+        # Sums by groups would take as many registers again.
+        twice = room.pick(pre_hopper=block_m, hopper_up=256) if bits == 8 and group >= sizes["k"] and tokens >= 256 else block_m
+        if -(-tokens // twice) * -(-n // 128) >= _FEW_PROGRAMS:
+            block_m = twice
         block_n = 128 if -(-tokens // block_m) * -(-n // 128) >= _FEW_PROGRAMS else 64
     block_n = min(block_n, n)
     block_k = max(_block_k(room, min(block_k, k)), least_k)

@@ -301,6 +301,18 @@ def test_each_bucket_of_tokens_gets_the_row_that_is_fastest_there(world):
     assert [(most, row.name) for most, row in pieces] == [(8, "few.double"), (1 << 20, "many.double")]
 
 
+def test_by_size_rows_as_fast_as_each_other_serve_as_they_are_ranked(world):
+    preferred, library = world.row("preferred.double", priority=5), world.row("library.double", priority=9, library=True)
+    _measured(world, preferred, {1: 1.03, 64: 9.0})
+    _measured(world, library, {1: 1.0, 64: 8.0})
+
+    pieces = choose_by_size("double", device=CPU, dtype="float32", d=4096)
+
+    assert [row.name for _, row in pieces] == ["preferred.double", "library.double"]
+    for tokens, (_, row) in zip((1, 64), pieces, strict=True):
+        assert choose("double", device=CPU, dtype="float32", num_tokens=tokens, d=4096) is row
+
+
 def test_without_latencies_one_row_serves_every_size(world):
     for name in ("a.double", "b.double"):
         world.passed(world.row(name))

@@ -282,3 +282,16 @@ def test_a_stored_tile_is_found_by_the_sizes_that_its_row_asks_with_and_by_those
     asked = tuner._sizes_asked(op, load_target(tuner.native_row(op)), CPU, "float32", sizes)
     assert stored_sizes(op, asked) == stored_sizes(op, sizes)
     assert set(asked) <= set(stored_sizes(op, sizes))
+
+
+def test_rows_of_attention_are_measured_on_tables_as_wide_as_an_engines():
+    sizes = {"num_seqs": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "page_size": 16, "q_len": 1, "kv_len": 40}
+    call = workload("flash_decoding", sizes, "float32", device="cpu", max_sets=2)
+    row = load_target(tuner.fallback_row("flash_decoding"))
+    expected = {name: values.clone() for name, values in call.outputs(row).items()}
+
+    wide = tuner.with_whole_contexts(call)
+
+    assert {tuple(arguments["page_table"].shape) for arguments in wide.sets} == {(2, 131_072 // 16)}
+    assert wide.difference(row, expected) == ""
+    assert tuner.with_whole_contexts(norm := workload("rms_norm", {"num_tokens": 2, "d": 64}, "float32", device="cpu")) is norm

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from rapid_llm.errors import ConfigError, NoKernelError
 from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.dispatcher import catalog as catalogs
 from rapid_llm.kernels.dispatcher.evidence import evidence_for, load_records
-from rapid_llm.kernels.dispatcher.ranking import Question, Ranking, Verdict, measured_us, rank
+from rapid_llm.kernels.dispatcher.ranking import Question, Ranking, Verdict, best_first, measured_us, rank
 from rapid_llm.kernels.ops.interfaces import KernelSpec, Phase
 from rapid_llm.kernels.provenance import triton_minor
 
@@ -80,7 +80,7 @@ Pieces = tuple[tuple[int, KernelSpec], ...]
 
 
 def choose_by_size(op: str, /, *, device: DeviceInfo, dtype: str, **sizes: int) -> Pieces:
-    """As ``choose``, for calls whose free size (``Contract.free``) varies: in each bucket of it the row that is fastest there.
+    """As ``choose``, for calls whose free size (``Contract.free``) varies: in each bucket of it the row ranked first there.
 
     Where nothing is measured, or there is nothing to choose between, one row serves all.
     """
@@ -100,11 +100,11 @@ def _choose_by_size(op: str, device: DeviceInfo, dtype: str, sizes: _Items, over
     pieces: list[tuple[int, KernelSpec]] = []
     for exponent in range(most.bit_length()):
         bucket = {**contract.defaults, **dict(sizes), contract.free: 1 << exponent}
-        times = [(measured_us(verdict.evidence, contract, dtype, bucket), verdict.row) for verdict in natives]
-        known = [(us, row) for us, row in times if us is not None]
+        there = [replace(each, latency_us=measured_us(each.evidence, contract, dtype, bucket)) for each in natives]
+        known = any(each.latency_us is not None for each in there)
         if not known and not pieces:
             continue  # the first bucket that is known serves those below it too
-        row = min(known, key=lambda each: each[0])[1] if known else pieces[-1][1]
+        row = best_first(there)[0].row if known else pieces[-1][1]
         if pieces and pieces[-1][1] is row:
             pieces.pop()
         pieces.append((1 << exponent, row))

@@ -70,11 +70,16 @@ def rank(question: Question, catalog: Catalog, records: Iterable[EvidenceRecord]
     check_question(question, contract)
     records = tuple(records)
     verdicts = [_judge(row, question, contract, records) for row in catalog.rows[question.op]]
-    answers = [verdict for verdict in verdicts if not verdict.reasons]
-    times = [verdict.latency_us for verdict in answers if verdict.latency_us is not None and not verdict.row.fallback]
-    bound = _AS_FAST * min(times, default=0.0)
-    eligible = sorted(answers, key=lambda verdict: _order(verdict, bound))
+    eligible = best_first(verdict for verdict in verdicts if not verdict.reasons)
     return Ranking(tuple(eligible), tuple(verdict for verdict in verdicts if verdict.reasons))
+
+
+def best_first(eligible: Iterable[Verdict]) -> list[Verdict]:
+    """Eligible rows in the order in which they serve."""
+    verdicts = list(eligible)
+    times = [verdict.latency_us for verdict in verdicts if verdict.latency_us is not None and not verdict.row.fallback]
+    bound = _AS_FAST * min(times, default=0.0)
+    return sorted(verdicts, key=lambda verdict: _order(verdict, bound))
 
 
 def check_question(question: Question, contract: Contract) -> None:

@@ -7,7 +7,7 @@ a start reads.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -39,6 +39,7 @@ from rapid_llm.kernels.ops.tile_policy import (
 from rapid_llm.kernels.provenance import source_hash, triton_minor
 from rapid_llm.kernels.store import read_stores, user_folder, write_user_store
 
+_CONTEXT = 131_072  # keys that a row of an engine's page table holds, with a model whose context is so long
 _WORTH = 0.98  # a tile must be this much faster than the heuristic's to be stored: less is noise
 
 
@@ -245,7 +246,7 @@ def measure_rows(op: str, device: DeviceInfo, dtype: str, sizes: Sizes, *, budge
     rows = [verdict.row for verdict in ranking.eligible if not verdict.row.fallback]
     results = []
     for variant in variants(op):
-        call = workload(op, sizes, dtype, variant=variant, device=device.type)
+        call = with_whole_contexts(workload(op, sizes, dtype, variant=variant, device=device.type))
         expected = call.outputs(load_target(fallback_row(op)))
         for row in rows:
             function = load_target(row)
@@ -253,6 +254,19 @@ def measure_rows(op: str, device: DeviceInfo, dtype: str, sizes: Sizes, *, budge
             timing = None if problem else measure(call.calls(function), reset=call.reset, budget_s=budget_s)
             results.append(Measured(row.name, op, dtype, sizes, variant, timing, problem))
     return results
+
+
+def with_whole_contexts(call: Workload) -> Workload:
+    """The call with page tables as wide as an engine's: a row may cut a sequence by what a table could hold."""
+    if not all({"page_table", "seq_lens", "page_size"} <= arguments.keys() for arguments in call.sets):
+        return call
+    sets = []
+    for arguments in call.sets:
+        table = arguments["page_table"]
+        wide = table.new_zeros(table.shape[0], max(table.shape[1], _CONTEXT // arguments["page_size"]))
+        wide[:, : table.shape[1]] = table
+        sets.append({**arguments, "page_table": wide})
+    return replace(call, sets=tuple(sets))
 
 
 def store_tiles(device: DeviceInfo, tuned: Sequence[Tuned]) -> Path:

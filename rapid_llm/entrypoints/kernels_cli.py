@@ -153,11 +153,11 @@ def run_tune(arguments: argparse.Namespace) -> int:
         _compile_first(tiled, dtype, recheck)
         clock = tuner.Clock(sum(tuner.count_buckets(op, device, dtype) for op in tiled))
         for op in tiled:
-            found = []
+            stores = []
             for each in tuner.tune_op(op, device, dtype, recheck=recheck):
-                found.append(each)
+                stores.append(tuner.store_tiles(device, [each]))  # at once: a search that is stopped was not for nothing
                 print(f"{clock.step()}: {_tuned_text(each)}", flush=True)
-            print(f"{len(found)} buckets of {op} in {tuner.store_tiles(device, found)}", flush=True)
+            print(f"{len(stores)} buckets of {op} in {stores[-1] if stores else 'no store'}", flush=True)
     if arguments.only != "tiles":
         _measure(ops, device, dtype)
     return 0

@@ -253,6 +253,27 @@ def test_the_command_verifies_searches_measures_and_keeps_all_of_it(monkeypatch,
     forget_tiles()
 
 
+@needs_interpreter
+def test_a_search_that_is_stopped_has_stored_what_it_had_found(clock, monkeypatch):
+    [found] = tuner.tune_op("swiglu", CPU, "float32", [SMALL])
+    here = current_device(None)
+    monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli.probe_device", lambda: dataclasses.replace(here, type="cuda"))
+    monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli._compile_first", lambda *_: None)
+    monkeypatch.setattr(tuner, "is_verified_here", lambda *_: True)
+
+    def stopped(*_, **__):
+        yield found
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuner, "tune_op", stopped)
+    monkeypatch.setattr(tuner, "count_buckets", lambda *_: 2)
+
+    assert main(["kernels", "tune", "--op", "swiglu", "--dtype", "fp32", "--only", "tiles"])
+
+    assert kept_tiles("swiglu", here.name, "float32", "d=512,num_tokens=4")
+    forget_tiles()
+
+
 def test_a_search_of_an_op_without_tiles_is_refused_and_not_passed_over(monkeypatch, capsys):
     gpu = dataclasses.replace(current_device(None), type="cuda")
     monkeypatch.setattr("rapid_llm.entrypoints.kernels_cli.probe_device", lambda: gpu)

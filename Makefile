@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt constraints-cpu.txt constraints-cuda.txt scripts/setup.sh
 # Workers share the cores, so each computes with one thread: two threads on a busy core are slower than one.
-PYTEST := OMP_NUM_THREADS=1 TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # The oldest and the newest Triton that kernels must work on. They lie outside the venv: a machine without a GPU installs none,
 # one with a GPU has its own, and that is the one it tests.
 OLD_TRITON := 3.6.0
@@ -25,12 +25,13 @@ COMPILERS := $(if $(GPU),,.cache/triton-$(OLD_TRITON)/.setup .cache/triton-$(NEW
 # Sweeps are shared out among the devices of `make test`; compile-matrix gives each device all of them.
 DEVICES := a100,rtx3090,l40s,h200,b200,rtx5090
 
-.PHONY: setup demo test test-page soak test-gpu measure-gpu compile-matrix check fmt bench clean
+.PHONY: setup prepare demo test test-page soak test-gpu measure-gpu compile-matrix check fmt bench clean
 
 setup: $(VENV)/.setup
+prepare: $(VENV)/.setup-dev $(COMPILERS) $(GUIDELLM)
 demo: setup
 	$(BIN)/rapid-llm chat "What is the capital of France? Answer in one sentence." --temperature 0 --stats
-test: $(VENV)/.setup-dev $(COMPILERS) $(GUIDELLM)
+test: prepare
 	$(PYTEST) tests --ignore tests/kernels --ignore tests/compile
 ifeq ($(GPU),yes)
 	$(PYTEST) tests/kernels

@@ -172,7 +172,8 @@ def rehearse(device: DeviceInfo, needed: Callable[[Kernel], object]) -> Iterator
 def _library_products_do_nothing() -> Iterator[None]:
     """Give products that a library makes a form for tensors without memory that does nothing.
 
-    Torch's product of fp8 values has none, and its own ones of the others import a system for algebra first: a second and more.
+    Torch's product of fp8 values has none, and its own ones of the others import a system for algebra first: half a second, and
+    more where that has no bytecode.
     """
     with torch.library._scoped_library("aten", "IMPL", "Meta") as library:
         for name in ("mm.out", "addmm.out", "_scaled_mm.out"):

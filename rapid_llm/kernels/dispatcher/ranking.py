@@ -77,9 +77,14 @@ def rank(question: Question, catalog: Catalog, records: Iterable[EvidenceRecord]
 def best_first(eligible: Iterable[Verdict]) -> list[Verdict]:
     """Eligible rows in the order in which they serve."""
     verdicts = list(eligible)
-    times = [verdict.latency_us for verdict in verdicts if verdict.latency_us is not None and not verdict.row.fallback]
-    bound = _AS_FAST * min(times, default=0.0)
+    bound = _AS_FAST * _fastest_us(verdicts)
     return sorted(verdicts, key=lambda verdict: _order(verdict, bound))
+
+
+def _fastest_us(verdicts: Iterable[Verdict]) -> float:
+    """The least time among rows that are no fallbacks; infinite where none was measured."""
+    times = (verdict.latency_us for verdict in verdicts if not verdict.row.fallback)
+    return min((us for us in times if us is not None), default=math.inf)
 
 
 def check_question(question: Question, contract: Contract) -> None:
@@ -182,7 +187,7 @@ def measured_us(evidence: Evidence, contract: Contract, dtype: str, sizes: Sizes
 def _order(verdict: Verdict, bound_us: float) -> tuple[bool, float, bool, int, float, str]:
     # No latency sorts as infinitely slow: after every measured row, by priority among themselves.
     row, latency = verdict.row, math.inf if verdict.latency_us is None else verdict.latency_us
-    as_fast = latency <= bound_us
+    as_fast = verdict.latency_us is not None and latency <= bound_us
     return row.fallback, 0.0 if as_fast else latency, as_fast and row.library, -row.priority, latency, row.name
 
 
@@ -215,7 +220,6 @@ def why_first(winner: Verdict, others: Sequence[Verdict]) -> str:
     if not others:
         return "the only eligible row"
     if winner.latency_us is not None:
-        times = [each.latency_us for each in others if each.latency_us is not None and not each.row.fallback]
-        first = "fastest of those" if winner.latency_us <= min(times, default=math.inf) else "as fast as any"
+        first = "fastest of those" if winner.latency_us <= _fastest_us(others) else "as fast as any"
         return f"{first} measured here: {winner.latency_us:g} us"
     return f"no latency is measured here for this shape: by priority ({winner.row.priority}), then name"

@@ -1,6 +1,7 @@
 """The tiles that a search tries, by op: declared, few, and all within the device's shared memory. Torch-free."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 
 from rapid_llm.kernels.device import DeviceInfo
 from rapid_llm.kernels.ops.interfaces import Sizes
@@ -137,17 +138,17 @@ def _weight_only(sizes: Sizes) -> Iterator[Tile]:
                 for stages in (2, 3) if block_m == 64 else (3, 4):
                     yield Tile(block_m, block_n, max(128, least), split, num_warps=warps, num_stages=stages)
         return
-    for block_m, block_n, warps in (
-        (64, 64, 4),
-        (64, 128, 4),
-        (128, 64, 4),
-        (128, 128, 4),
-        (128, 128, 8),
-        (128, 256, 8),
-        (256, 128, 8),
-    ):
-        for depth in (64, 128):
-            yield from (Tile(block_m, block_n, max(depth, least), 1, num_warps=warps, num_stages=stages) for stages in (2, 3, 4))
+    shapes = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8)]
+    if sizes["group"] >= sizes["k"]:  # sums by groups would take as many registers again
+        shapes.append((256, 128, 8))
+    yield from _of_many_tokens(shapes, (2, 3, 4), least)
+
+
+def _of_many_tokens(shapes: Iterable[tuple[int, int, int]], stages: Iterable[int], least: int = 1) -> Iterator[Tile]:
+    """Tiles of (BLOCK_M, BLOCK_N, warps), each with steps of 64 and 128 of k, or ``least`` where that is more."""
+    for (block_m, block_n, warps), depth in product(shapes, (64, 128)):
+        for each in stages:
+            yield Tile(block_m, block_n, max(depth, least), 1, num_warps=warps, num_stages=each)
 
 
 def _byte_product(sizes: Sizes) -> Iterator[Tile]:
@@ -194,17 +195,8 @@ def _fp4(sizes: Sizes) -> Iterator[Tile]:
                 for split in (1, 2, 4):
                     yield Tile(block_m, block_n, block_k, split, num_warps=warps, num_stages=3)
         return
-    for block_m, block_n, warps in (
-        (64, 64, 4),
-        (64, 128, 4),
-        (64, 128, 8),
-        (128, 64, 4),
-        (128, 128, 4),
-        (128, 128, 8),
-        (256, 128, 8),
-    ):
-        for block_k in (64, 128):
-            yield from (Tile(block_m, block_n, block_k, 1, num_warps=warps, num_stages=stages) for stages in (3, 4))
+    shapes = ((64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 4), (128, 128, 4), (128, 128, 8), (256, 128, 8))
+    yield from _of_many_tokens(shapes, (3, 4))
 
 
 def _experts(sizes: Sizes) -> Iterator[Tile]:

@@ -350,6 +350,11 @@ def _ceil_power(value: int) -> int:
     return 1 << (value - 1).bit_length() if value > 0 else 0
 
 
+def _programs(tokens: int, n: int, block_m: int, block_n: int) -> int:
+    """Tiles of a product's result."""
+    return -(-tokens // block_m) * -(-n // block_n)
+
+
 def _warps(elements: int, per_thread: int, most: int = 16) -> int:
     """Warps that give each of their threads about ``per_thread`` elements, 1 to ``most``."""
     return min(max(elements // (32 * per_thread), 1), most)
@@ -501,7 +506,7 @@ def _many_rows(room: _Room, tokens: int, n: int) -> tuple[int, int, int]:
     """The widest of the tier's tiles of which there are enough to keep a card busy."""
     wide = room.tier is TileTier.HOPPER_UP and room.itemsize == 2 and tokens >= 256
     for block_m, block_n in ((256, 128), (128, 128)) if wide else ((128, 128),):
-        if -(-tokens // block_m) * -(-n // block_n) >= _FEW_PROGRAMS:
+        if _programs(tokens, n, block_m, block_n) >= _FEW_PROGRAMS:
             return block_m, block_n, 64
     return 128, 64, 64
 
@@ -546,7 +551,7 @@ def _byte_product(room: _Room, sizes: Sizes, widest: int, step: int) -> Tile:
         block_m, block_n, block_k = tokens, 64 if wide or n > 4096 else 32, step if wide and not grouped else 128
     else:
         shapes = ((128, widest), (128, 128)) if wide else ((128, 128),)
-        enough = (shape for shape in shapes if -(-tokens // shape[0]) * -(-n // shape[1]) >= _FEW_PROGRAMS)
+        enough = (shape for shape in shapes if _programs(tokens, n, shape[0], shape[1]) >= _FEW_PROGRAMS)
         (block_m, block_n), block_k = next(enough, (128, 64)), 128
     block_n, block_k = min(block_n, n), _GROUP if grouped else min(block_k, k)
     while 2 * (block_m + block_n) * block_k > room.smem:
@@ -609,13 +614,11 @@ def _weight_only(room: _Room, sizes: Sizes, bits: int) -> Tile:
         block_m, block_n, block_k = min(tokens, 32), 32, 64
     elif tokens <= 64:
         block_m, block_n, block_k = tokens, 32 if tokens == _SMALLEST_BLOCK else 64, 128
+    elif bits == 8 and group >= sizes["k"]:  # sums by groups would take as many registers again
+        block_m, block_n, block_k = _many_rows(room, tokens, n)
     else:
         block_m, block_k = room.pick(pre_hopper=64, hopper_up=128) if bits == 4 else 128, 64  # codes of both halves in registers
-        # Sums by groups would take as many registers again.
-        twice = room.pick(pre_hopper=block_m, hopper_up=256) if bits == 8 and group >= sizes["k"] and tokens >= 256 else block_m
-        if -(-tokens // twice) * -(-n // 128) >= _FEW_PROGRAMS:
-            block_m = twice
-        block_n = 128 if -(-tokens // block_m) * -(-n // 128) >= _FEW_PROGRAMS else 64
+        block_n = 128 if _programs(tokens, n, block_m, 128) >= _FEW_PROGRAMS else 64
     block_n = min(block_n, n)
     block_k = max(_block_k(room, min(block_k, k)), least_k)
     while True:
@@ -624,7 +627,7 @@ def _weight_only(room: _Room, sizes: Sizes, bits: int) -> Tile:
             break
         block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
     warps = 8 if block_m * block_n >= 128 * 64 else 2 if block_n <= 32 and room.itemsize == 2 else 4
-    splits = _splits(tokens, -(-tokens // block_m) * -(-n // block_n), k, block_k)
+    splits = _splits(tokens, _programs(tokens, n, block_m, block_n), k, block_k)
     return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
 
 
@@ -674,7 +677,7 @@ def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
         block_m, block_n, block_k = (tokens, 64, 256) if tokens <= 32 else (tokens, room.pick(pre_hopper=32, hopper_up=128), 128)
     else:
         block_m, block_k = room.pick(pre_hopper=64, hopper_up=128), room.pick(pre_hopper=128, hopper_up=64)
-        block_n = 128 if -(-tokens // block_m) * -(-n // 128) >= _FEW_PROGRAMS else 64
+        block_n = 128 if _programs(tokens, n, block_m, 128) >= _FEW_PROGRAMS else 64
     block_n, block_k = min(block_n, n), max(min(block_k, k), group, room.block_k_multiple)
     while True:
         none, one = (_fp4_bytes(group, room.itemsize, block_m, block_n, block_k, stages) for stages in (0, 1))
@@ -684,7 +687,7 @@ def _fp4(room: _Room, sizes: Sizes, group: int) -> Tile:
         block_m, block_n = (block_m // 2, block_n) if block_m >= block_n else (block_m, block_n // 2)
     large = block_m * block_n >= room.pick(pre_hopper=64, hopper_up=128) * 64  # before Hopper x, too, lies in registers
     warps = 8 if large else 4 if room.itemsize == 4 else min(block_n // 16, 8)
-    splits = _splits(tokens, -(-tokens // block_m) * -(-n // block_n), k, block_k)
+    splits = _splits(tokens, _programs(tokens, n, block_m, block_n), k, block_k)
     return Tile(block_m, block_n, block_k, splits, num_warps=warps, num_stages=max(stages, 1))
 
 
